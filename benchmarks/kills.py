@@ -28,7 +28,8 @@ import edgeq
 from edgeq import demo
 from edgeq.cli import group
 from edgeq.model import load
-from edgeq.util.outputs import check_free, sha256
+from edgeq.util.marker import sha256
+from edgeq.util.outputs import check_free
 
 DATA = ("--data", str(demo.CALIBRATION), "--count", "8", "-q")
 Contents = dict[str, str]

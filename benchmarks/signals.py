@@ -34,7 +34,7 @@ from threading import Thread
 
 from edgeq import demo
 from edgeq.util.folders import shipped
-from edgeq.util.outputs import sha256
+from edgeq.util.marker import sha256
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ("--data", str(demo.CALIBRATION), "--count", "4", "-q")

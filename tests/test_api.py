@@ -117,7 +117,7 @@ def test_names_stand_for_objects(tmp_path: Path) -> None:
         ({"validation": edgeq.Data(demo.VALIDATION, count="8")}, "count is '8'"),  # type: ignore[arg-type]
     ],
 )
-def test_what_names_nothing_is_one_line(arguments: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_refuses_wrong_arguments_in_one_line(arguments: dict[str, Any], problem: str, tmp_path: Path) -> None:
     with pytest.raises(edgeq.EdgeqError, match=re.escape(problem)):
         edgeq.quantize(demo.MODEL, EIGHT, tmp_path / "int8.onnx", **arguments)
     assert not list(tmp_path.iterdir())
@@ -135,7 +135,7 @@ def test_what_names_nothing_is_one_line(arguments: dict[str, Any], problem: str,
 )
 @pytest.mark.parametrize("name", ["quantize", "package", "tune", "calibrate", "compare", "debug", "retarget", "bench",
                                   "inspect", "verify", "report"])  # fmt: skip
-def test_what_is_no_path_is_one_line(name: str, model: Any, fix: str, tmp_path: Path) -> None:
+def test_refuses_models_that_are_not_paths_in_one_line(name: str, model: Any, fix: str, tmp_path: Path) -> None:
     others = {"quantize": 2, "package": 2, "tune": 2, "calibrate": 1, "compare": 1, "debug": 2, "retarget": 1}
     with pytest.raises(UsageError) as caught:
         getattr(edgeq, name)(model, *[tmp_path / "x"] * others.get(name, 0))

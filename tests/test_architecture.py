@@ -9,13 +9,14 @@ import ast
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 
 import click
 import pytest
 
 from edgeq.cli import COMMANDS, FILES, group
+from tests import house
+from tests.house import nodes
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EDGEQ = REPOSITORY / "edgeq"
@@ -59,12 +60,6 @@ HARDWARE = re.compile(
 
 def python_files(root: Path) -> list[Path]:
     return sorted(p for p in root.rglob("*.py") if "_shipped" not in p.parts)
-
-
-@cache
-def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """Return all nodes of a file, the module first. Each file is parsed once for all rules."""
-    return tuple(ast.walk(ast.parse(path.read_text("utf-8"), str(path))))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -483,3 +478,71 @@ def test_help_imports_nothing_heavy() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             wrong += [f"{where(path, node)}: {n} at module level" for n in names if n.split(".")[0] in heavy]
     assert not wrong, "\n".join(wrong)
+
+
+# A reader of the house: names, lists of parameters, comments. `tests/house.py` explains each count.
+
+
+def test_names_are_nouns() -> None:
+    places, total = house.names_without_a_noun()
+    assert len(places) <= 0.015 * total, "name these values by what they are:\n" + "\n".join(places)
+
+
+# The device side cannot import edgeq, so it has its own errors, and edgeq maps each to the error of the same name.
+ERRORS_OF_BOTH = {
+    "BudgetError",
+    "BundleError",
+    "CheckFailedError",
+    "DataError",
+    "OutputError",
+    "RuntimeUnavailableError",
+    "UsageError",
+}
+
+
+def test_each_class_has_a_name_of_its_own() -> None:
+    repeated = {name: places for name, places in house.classes_defined_twice().items() if name not in ERRORS_OF_BOTH}
+    assert len(repeated) <= 8 - len(ERRORS_OF_BOTH), repeated
+
+
+def test_functions_take_few_parameters() -> None:
+    """Three functions that users call may be longer, because each argument is one that a user can type."""
+    places = house.long_parameter_lists()
+    assert len(places) <= 3, "group the values that belong together:\n" + "\n".join(places)
+
+
+def test_only_the_command_line_names_options() -> None:
+    """Python users have arguments instead, so a text writes ⟨max_drop⟩, and whoever shows it chooses the words."""
+    places = house.lines_with_options()
+    assert not places, "\n".join(places)
+
+
+def test_comments_give_reasons_often_enough() -> None:
+    assert house.share_of_comments() >= 0.04
+
+
+def test_files_have_one_idea() -> None:
+    places = house.files_of_several_ideas()
+    assert len(places) <= 15, "part these files by their ideas:\n" + "\n".join(places)
+
+
+def test_test_names_say_what_acts() -> None:
+    places = house.headless_test_names()
+    assert not places, "begin these names with what acts:\n" + "\n".join(places)
+
+
+def test_packages_say_what_they_are_for() -> None:
+    places = house.silent_packages()
+    assert not places, "write a docstring in:\n" + "\n".join(places)
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("def f():\n" + "    pass\n" * 12 + "def g():\n" + "    pass\n" * 12, 2),
+        ("def f():\n" + "    pass\n" * 12 + "def g():\n" + "    f()\n" * 12, 1),
+        ("def f():\n    pass\nLIMIT = 1\n", 0),
+    ],
+)
+def test_ideas_are_counted_by_references(source: str, count: int) -> None:
+    assert house.count_ideas(ast.parse(source)) == count

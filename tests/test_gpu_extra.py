@@ -36,7 +36,7 @@ def test_the_extra_keeps_to_one_major_version_of_tensorrt() -> None:
     assert extra()["onnxruntime-gpu"].extras == {"cuda", "cudnn"}
 
 
-def test_what_the_wheel_links_against() -> None:
+def test_the_extra_has_the_libraries_of_the_wheel() -> None:
     try:
         wheel = importlib.metadata.distribution("onnxruntime-gpu")
     except importlib.metadata.PackageNotFoundError:

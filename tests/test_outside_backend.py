@@ -24,7 +24,7 @@ BACKEND = """
 import dataclasses
 from contextlib import contextmanager
 
-from edgeq.backends.base import Backend, Check, require_fields
+from edgeq.backends.base import Backend, DoctorCheck, require_fields
 from edgeq.backends.cpu import CpuBackend
 from edgeq.measure.coverage import forecast_coverage
 from edgeq.model.int8_prediction import predict_int8
@@ -82,7 +82,7 @@ class SketchBackend(Backend):
         return simulated
 
     def doctor(self, machine):
-        yield Check("sketch compiler", "ok", "a pencil")
+        yield DoctorCheck("sketch compiler", "ok", "a pencil")
 """
 
 RULES = """

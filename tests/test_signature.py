@@ -40,5 +40,5 @@ def test_signatures() -> None:
         (TensorSpec("x", F32, None), spec("x", 1), True),
     ],
 )
-def test_which_take_the_same_inputs(left: TensorSpec, right: TensorSpec, same: bool) -> None:
+def test_compares_inputs_of_signatures(left: TensorSpec, right: TensorSpec, same: bool) -> None:
     assert is_interchangeable(Signature((left,), ()), Signature((right,), ())) is same

@@ -28,7 +28,7 @@ from edgeq.bundle.spec import Arrays, BundleSpec, VariantSpec
 from edgeq.errors import BundleError, CalibrationError, DataError
 from edgeq.model.files import model_files
 from edgeq.util.folders import shipped
-from edgeq.util.outputs import sha256
+from edgeq.util.marker import sha256
 
 CALIBRATION_FILES = ("calibration.cache", "calibration.flatbuffers", "calibration.json")
 

@@ -26,7 +26,9 @@ from edgeq.bundle.verify import open_checked
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.util.bundle_names import is_named_bundle
 from edgeq.util.device_errors import device_errors
-from edgeq.util.outputs import Judge, Ownership, as_listed, is_plain, output_directory, output_file, shown
+from edgeq.util.marker import as_listed, is_plain
+from edgeq.util.outputs import output_directory, output_file
+from edgeq.util.ownership import Judge, Ownership, printable_path
 
 if TYPE_CHECKING:
     pass
@@ -92,7 +94,9 @@ def check_archive(path: Path) -> None:
     except EdgeqError:
         is_bundle = False
     if not is_bundle:
-        raise OutputError(f"{shown(path)} is not a bundle that edgeq wrote", "Move it, or choose another output")
+        raise OutputError(
+            f"{printable_path(path)} is not a bundle that edgeq wrote", "Move it, or choose another output"
+        )
 
 
 BUNDLE = Ownership("bundle", _find_judge)

@@ -44,8 +44,11 @@ from edgeq.calibration.statistics import (
 )
 from edgeq.data.arrays import DAMAGE, read_npy_header
 from edgeq.errors import CalibrationError, OutputError, one_line
-from edgeq.util.outputs import Judge, Ownership, check_free, is_plain, output_directory, read_object
-from edgeq.util.records import Count, is_longer, parse, plain
+from edgeq.util.marker import is_plain, read_object
+from edgeq.util.outputs import check_free, output_directory
+from edgeq.util.ownership import Judge, Ownership
+from edgeq.util.record_files import is_longer
+from edgeq.util.records import Count, parse, plain
 
 JSON, ARRAYS = "statistics.json", "statistics.npz"
 FORMAT: Final = "edgeq-statistics"

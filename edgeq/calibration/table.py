@@ -32,8 +32,10 @@ from edgeq_device.system.files import open_file, read_file
 
 from edgeq.calibration.ranges import Range
 from edgeq.errors import CalibrationError, OutputError
-from edgeq.util.outputs import is_plain, output_file, shown
-from edgeq.util.records import is_longer
+from edgeq.util.marker import is_plain
+from edgeq.util.outputs import output_file
+from edgeq.util.ownership import printable_path
+from edgeq.util.record_files import is_longer
 
 DICT, KEY, VALUE = 0, 0, 1
 """Slots of a table: the numbers of its fields, in the order of the schema."""
@@ -254,7 +256,7 @@ def check_table(path: Path) -> None:
         OutputError: there is another file at `path`.
     """
     if (path.exists() or path.is_symlink()) and not is_table(path):
-        raise OutputError(f"{shown(path)} is not a calibration table", "Move it, or choose another output")
+        raise OutputError(f"{printable_path(path)} is not a calibration table", "Move it, or choose another output")
 
 
 def is_table(path: Path) -> bool:

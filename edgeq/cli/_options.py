@@ -13,7 +13,7 @@ from edgeq_device.engines.session_options import MOST_THREADS
 from edgeq_device.errors import DeviceError
 
 from edgeq.errors import UsageError
-from edgeq.util.outputs import next_to
+from edgeq.util.outputs import default_output
 from edgeq.util.registry import DECODERS, METHODS, RECOVERIES, TASKS
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def output_beside(
         model: Path | None = context.params.get("model")
         if given or not model:
             return given
-        placed = next_to(model, ending)
+        placed = default_output(model, ending)
         # a typed target is known here, because click handles typed options before others
         target = context.params.get("target")
         return placed.with_suffix(suffix(target)) if suffix is not None and target else placed

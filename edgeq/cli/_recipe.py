@@ -17,7 +17,8 @@ from edgeq_device.system.relay import hide_passwords
 
 from edgeq.cli import COMMANDS
 from edgeq.errors import UsageError, suggest
-from edgeq.util.records import parse, toml_table
+from edgeq.util.record_files import toml_table
+from edgeq.util.records import parse
 
 # The options that control how results are printed belong to `edgeq run` itself, which passes them to the commands.
 _NOT_KEPT = {"as_json", "quiet", "verbose", "print_recipe"}

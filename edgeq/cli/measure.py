@@ -104,7 +104,7 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
         found.check()
         return
 
-    from edgeq.prove.target_checks import refuse_without_target
+    from edgeq.prove.verify_options import refuse_without_target
 
     refuse_without_target(options)
     given = {"variant": variant, "trust": trust, "require_signature": required, "expect": expect}

@@ -31,8 +31,10 @@ from edgeq.measure.task import TaskOptions
 from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings
 from edgeq.util.device_errors import device_errors
-from edgeq.util.outputs import output_file, read_object, shown
-from edgeq.util.records import toml_table
+from edgeq.util.marker import read_object
+from edgeq.util.outputs import output_file
+from edgeq.util.ownership import printable_path
+from edgeq.util.record_files import toml_table
 from edgeq.util.registry import DECODERS
 
 SCENARIOS = {
@@ -208,7 +210,9 @@ def _check_results(place: Path) -> None:
     """Refuse to replace anything but earlier results."""
     earlier = read_object(place)
     if place.exists() and (earlier is None or not {"model", "dataset", "scenario"} <= earlier.keys()):
-        raise OutputError(f"{shown(place)} does not contain earlier results", "Move it, or choose another --output")
+        raise OutputError(
+            f"{printable_path(place)} does not contain earlier results", "Move it, or choose another --output"
+        )
 
 
 def line_of(result: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from edgeq.compat._names import find
 from edgeq.compat._options import ArgumentParser
 from edgeq.compat.files import quantize_static
 from edgeq.errors import UsageError
-from edgeq.util.records import json_object
+from edgeq.util.record_files import json_object
 
 _INTEGERS = {f"q{sign.lower()}{bits}": f"Q{sign}{bits}" for sign in ("Int", "UInt") for bits in (4, 8, 16)}
 # "distribution" gives float ranges and is refused later, with the reason.

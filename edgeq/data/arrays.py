@@ -30,7 +30,7 @@ from onnx import numpy_helper
 from edgeq.data.images import Array
 from edgeq.data.limits import check_size
 from edgeq.errors import DataError
-from edgeq.util.records import is_longer
+from edgeq.util.record_files import is_longer
 
 # Each member of an archive costs a header in memory, and an archive of 1 GB may contain millions of empty ones.
 MAX_MEMBERS = 10_000

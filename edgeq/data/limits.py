@@ -8,7 +8,7 @@ from edgeq_device.system.budget import VARIABLE, read_largest_sample
 from edgeq_device.system.files import read_file
 
 from edgeq.errors import DataError
-from edgeq.util.records import is_longer
+from edgeq.util.record_files import is_longer
 
 MAX_PIXELS = 1 << 26
 """Largest number of pixels of one image (64 M). Larger images may be decompression bombs."""

@@ -33,7 +33,8 @@ from edgeq.data.step import SEE_LIST, Step
 from edgeq.data.steps import REGISTRY, build_step, is_step, parse_step
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
-from edgeq.util.records import is_toml, plain, toml_table
+from edgeq.util.record_files import is_toml, toml_table
+from edgeq.util.records import plain
 from edgeq.util.user_code import describe_error, load_function, names_function
 
 # Other spellings of the preprocessing that changes nothing.

@@ -59,7 +59,7 @@ from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_sessio
 from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.numbers import difference, metric, metric_name
-from edgeq.util.records import NOT_WRITTEN, computed, written
+from edgeq.util.records import NOT_WRITTEN, computed, write_as
 
 
 def find_route(
@@ -168,7 +168,7 @@ class EmulatedCheck:
     reason: str = ""
     kernels: KernelProof | None = None
     selftest: tuple[OutputCheck, ...] = field(
-        default=(), metadata=written(form=lambda checks: {check.name: check for check in checks})
+        default=(), metadata=write_as(form=lambda checks: {check.name: check for check in checks})
     )
     answers: tuple[Mapping[str, NDArray[Any]], ...] = field(default=(), metadata=NOT_WRITTEN)
     samples: int = 0

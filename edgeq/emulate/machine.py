@@ -25,8 +25,10 @@ from edgeq.errors import HardwareError, RuntimeUnavailableError
 from edgeq.hardware.detect import load_arm_parts
 from edgeq.run.session import PythonCommand, build_guest_environment, start_guest
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import Judge, Ownership, read_object
-from edgeq.util.records import plain, read_json
+from edgeq.util.marker import read_object
+from edgeq.util.ownership import Judge, Ownership
+from edgeq.util.record_files import read_json
+from edgeq.util.records import plain
 
 FOLDER = "qemu"
 _INSTALL = "Install it (Debian, Ubuntu: apt install qemu-user; Fedora: dnf install qemu-user)"

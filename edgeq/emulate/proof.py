@@ -10,7 +10,8 @@ from pathlib import Path
 from edgeq.emulate.emulator import Emulator
 from edgeq.emulate.probe import EXACT, SATURATED
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
-from edgeq.util.records import plain, read_json
+from edgeq.util.record_files import read_json
+from edgeq.util.records import plain
 
 
 @dataclass(frozen=True)

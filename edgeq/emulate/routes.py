@@ -49,7 +49,7 @@ from edgeq.run.session import (
 )
 from edgeq.run.session import onnxruntime as installed_runtime
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import sha256
+from edgeq.util.marker import sha256
 from edgeq.util.records import fingerprint
 
 FOLDER = "masked"

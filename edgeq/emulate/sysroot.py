@@ -29,8 +29,10 @@ from edgeq.emulate.cache import check_place, home
 from edgeq.emulate.emulator import Emulator, Recipe
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import MARKER, Judge, Ownership, is_marker, read_object, sha256, write_marker
-from edgeq.util.records import plain, read_json
+from edgeq.util.marker import MARKER, is_marker, read_object, sha256, write_marker
+from edgeq.util.ownership import Judge, Ownership
+from edgeq.util.record_files import read_json
+from edgeq.util.records import plain
 
 
 def require_program(program: str, fix: str) -> str:

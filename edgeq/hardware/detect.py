@@ -42,7 +42,7 @@ from edgeq_device.system.gpus import Gpu, Load, read_gpus
 
 from edgeq.errors import HardwareError
 from edgeq.util.display import Displayed
-from edgeq.util.records import toml_table
+from edgeq.util.record_files import toml_table
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from edgeq.run.engines import find_only_engine
 from edgeq.scheme import Format, Scheme
 from edgeq.util.display import Displayed
 from edgeq.util.folders import shipped, user_folder
-from edgeq.util.records import NOT_WRITTEN, Positive, is_toml, parse, toml_table, written
+from edgeq.util.record_files import is_toml, toml_table
+from edgeq.util.records import NOT_WRITTEN, Positive, parse, write_as
 from edgeq.util.registry import BACKEND_TABLES, BACKENDS, find_data_folders
 
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
@@ -421,7 +422,7 @@ class Profile(Displayed):
     hazards: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
     emulate: Mapping[str, Any] = field(default_factory=dict)
-    min_compute_capability: tuple[int, int] | None = field(default=None, metadata=written(form=format_capability))
+    min_compute_capability: tuple[int, int] | None = field(default=None, metadata=write_as(form=format_capability))
     requires_runtimes: frozenset[str] = frozenset()
     never_run: str = ""
     integer_only: bool = False

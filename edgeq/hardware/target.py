@@ -18,7 +18,8 @@ from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Document, Profile, build_profile, inherit, load_profiles, match_profile
 from edgeq.run.engines import find_only_engine
 from edgeq.util.display import Displayed
-from edgeq.util.records import NOT_WRITTEN, is_toml
+from edgeq.util.record_files import is_toml
+from edgeq.util.records import NOT_WRITTEN
 
 AUTO = "auto"
 THIS_MACHINE = "this-machine"

@@ -23,7 +23,8 @@ from edgeq.measure.task import make_task
 from edgeq.model.digests import model_digest
 from edgeq.prove.proof import FLOAT, INT8
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import output_directory, read_object
+from edgeq.util.marker import read_object
+from edgeq.util.outputs import output_directory
 
 
 @dataclass(frozen=True)

@@ -34,18 +34,12 @@ from edgeq.prove.builds import (
     simulated_proof,
     with_compiled,
 )
+from edgeq.prove.engine_choices import check_engines, exists_for
 from edgeq.prove.job import Job, Request, collect_statistics
+from edgeq.prove.kernel_check import check_built, checks_of
 from edgeq.prove.proof import Proof
 from edgeq.prove.saturation import Decision, decision_for
-from edgeq.prove.target_checks import (
-    artifact_checks,
-    check_built,
-    check_engines,
-    checks_of,
-    exists_for,
-    in_engine,
-    refuse_left_out,
-)
+from edgeq.prove.target_checks import artifact_checks, prove_in_engine, refuse_left_out
 from edgeq.prove.variants import ProvenVariant, variant_name, with_fallback
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
@@ -54,7 +48,7 @@ from edgeq.util.bundle_names import BUNDLE as SUFFIX
 from edgeq.util.bundle_names import is_named_bundle
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop, parse_share
-from edgeq.util.outputs import next_to
+from edgeq.util.outputs import default_output
 from edgeq.util.paths import path_of
 from edgeq.util.records import computed, plain
 
@@ -95,7 +89,7 @@ def target_variants(
             if must_decide(target, scheme, overrides, choice.engine):
                 decision = decision_for(builds, target, scheme, choice.engine)
                 variant = _variant(builds, target, scheme, decision, selftest, repairer)
-            preferred.append(in_engine(builds, variant, choice, decision))
+            preferred.append(prove_in_engine(builds, variant, choice, decision))
     if emulate and not first.native:
         first, *preferred = (_emulated(builds.job, variant, selftest) for variant in (first, *preferred))
     return with_fallback(variant_name(target), first, preferred)
@@ -207,7 +201,7 @@ def package(
         EdgeqError: a stage failed.
     """
     request = Request.of(model, data, val, statistics, task)
-    output = path_of(next_to(request.model, SUFFIX) if output is None else output, "output")
+    output = path_of(default_output(request.model, SUFFIX) if output is None else output, "output")
     max_drop, require_coverage = (
         parse_drop(max_drop),
         parse_share("--require-coverage", require_coverage),

@@ -33,7 +33,7 @@ from edgeq.tuning.pace import Effort, check_effort
 from edgeq.util.bundle_names import check_model_name
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
 from edgeq.util.numbers import parse_drop, parse_share
-from edgeq.util.outputs import next_to, output_file
+from edgeq.util.outputs import default_output, output_file
 from edgeq.util.paths import path_of
 from edgeq.util.records import plain
 
@@ -168,7 +168,9 @@ def quantize(
     check_effort(effort)
     machine = detect_machine()
     chosen = resolve(target, machine)
-    output = path_of(next_to(request.model, f".int8{file_suffix(chosen)}") if output is None else output, "output")
+    output = path_of(
+        default_output(request.model, f".int8{file_suffix(chosen)}") if output is None else output, "output"
+    )
     check_model_name(output)
     request.check_output(output, force=force, bundle=False)
     suffix = check_suffix(output, chosen, engine)

@@ -70,7 +70,8 @@ from edgeq.tuning.verdict import describe_shortfall, describe_verdict, is_goal_m
 from edgeq.util.bundle_names import BUNDLE as SUFFIX
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop
-from edgeq.util.outputs import next_to, shown
+from edgeq.util.outputs import default_output
+from edgeq.util.ownership import printable_path
 from edgeq.util.paths import path_of
 from edgeq.util.records import plain
 
@@ -366,7 +367,7 @@ def tune(
         EdgeqError: a stage failed.
     """
     request = Request.of(model, data, val, statistics, task)
-    output = path_of(next_to(request.model, SUFFIX) if output is None else output, "output")
+    output = path_of(default_output(request.model, SUFFIX) if output is None else output, "output")
     model, data, statistics, task = request.model, request.data, request.statistics, request.task
     goal, engines = as_goal(goal, max_drop=parse_drop(max_drop), budget=budget), as_engines(engines)
     deadline = BudgetClock(goal.budget_s)
@@ -438,11 +439,11 @@ def tune(
         record = add_elapsed(record, deadline)
         if not is_goal_met(outcome, goal):
             save_record(kept, record)
-            hint = f"{shown(output)} contains the nearest; {_kept(kept)}"
+            hint = f"{printable_path(output)} contains the nearest; {_kept(kept)}"
             raise GoalNotMetError(_missed(run, outcome, timed=timed), hint, {"bundle": str(output), **record})
         if outcome.winner.verdict == UNKNOWN:
             save_record(kept, record)
-            progress.note(f"the measurements are kept in {shown(kept)}")
+            progress.note(f"the measurements are kept in {printable_path(kept)}")
         else:
             clear(kept, progress)
         known.remember(model.name, job.prepared.digest, outcome, progress)
@@ -457,7 +458,7 @@ def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
 
 
 def _kept(folder: Path) -> str:
-    return f"the measurements are kept in {shown(folder)} for --resume --force with another --max-drop"
+    return f"the measurements are kept in {printable_path(folder)} for --resume --force with another --max-drop"
 
 
 def _reserved_s(job: Job, deadline: BudgetClock, budget_s: float, variants: int) -> float:

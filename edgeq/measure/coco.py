@@ -23,7 +23,7 @@ from edgeq_device.system.files import read_file
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.average_precision import Matches, match
 from edgeq.measure.boxes import Detections
-from edgeq.util.records import is_longer
+from edgeq.util.record_files import is_longer
 
 # COCO's own training annotations have 448 MB. A larger file would fill the memory when it is parsed.
 MAX_FILE_BYTES = 512 << 20

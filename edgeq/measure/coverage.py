@@ -21,7 +21,7 @@ from edgeq.model.int8_prediction import NodePrediction
 from edgeq.run.engines import find_description
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import Displayed
-from edgeq.util.records import NOT_WRITTEN, Count, Share, written
+from edgeq.util.records import NOT_WRITTEN, Count, Share, write_as
 
 Basis = Literal["", "native", "emulated", "modelled", "forecast", "unknown"]
 
@@ -78,7 +78,7 @@ class Coverage(Displayed):
     float_macs: Count = 0
     nodes: tuple[NodeRun, ...] = field(default=(), metadata=NOT_WRITTEN)
     float_nodes: tuple[FloatNode, ...] = ()
-    int8_mac_share: Share | None = field(default=_DERIVED, metadata=written(digits=6))
+    int8_mac_share: Share | None = field(default=_DERIVED, metadata=write_as(digits=6))
     kernels: Mapping[str, Count] = field(default_factory=dict)
     operators: tuple[OperatorCoverage, ...] = ()
     basis: Basis = ""

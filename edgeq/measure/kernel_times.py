@@ -17,7 +17,7 @@ from edgeq.model.graph import (
 )
 from edgeq.model.macs import node_macs
 from edgeq.run.session import SessionSettings, open_session
-from edgeq.util.records import Amount, written
+from edgeq.util.records import Amount, write_as
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class KernelTime:
     name: str
     op_type: str
     kind: Kind
-    us: Amount = field(metadata=written(digits=2))
+    us: Amount = field(metadata=write_as(digits=2))
 
 
 def kernel_times(

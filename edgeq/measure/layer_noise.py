@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.comparison import OutputComparison
 from edgeq.measure.match_activations import ActivationMatch, Kind
-from edgeq.util.records import NOT_WRITTEN, plain, written
+from edgeq.util.records import NOT_WRITTEN, plain, write_as
 from edgeq.util.records import computed as written_too  # Here, `computed` is the name of a field.
 
 Cause = Literal["weights", "range"]
@@ -69,7 +69,7 @@ def _figures(agreement: OutputAgreement) -> dict[str, Any]:
     return {key: figures[key] for key in ("sqnr_db", "cosine", "max_abs_error", "equal", "nonfinite", "mismatched")}
 
 
-_FIGURES = written(form=_figures)
+_FIGURES = write_as(form=_figures)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ActivationComparison:
     node: str
     op_type: str
     folded: str
-    computed: str = field(metadata=written(name="quantized_name"))
+    computed: str = field(metadata=write_as(name="quantized_name"))
     kind: Kind
     range: tuple[float, float] | None
     minimum: float

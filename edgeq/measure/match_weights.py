@@ -27,7 +27,7 @@ from edgeq.model.graph import (
     operator_of,
 )
 from edgeq.model.quant_params import QuantParams
-from edgeq.util.records import written
+from edgeq.util.records import write_as
 
 # Suffixes that quantizers append to the names of weights and nodes.
 _WEIGHT_SUFFIX = re.compile(r"(_DequantizeLinear_Output|_quantized|_QuantizeLinear_Output)$")
@@ -98,7 +98,7 @@ class WeightComparison:
     cosine: float
     max_abs_error: float
     channel_axis: int | None
-    worst_channels: tuple[tuple[int, float], ...] = field(metadata=written(form=_channels))
+    worst_channels: tuple[tuple[int, float], ...] = field(metadata=write_as(form=_channels))
     range_ratio: float | None
     changed: bool
 

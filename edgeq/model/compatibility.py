@@ -18,7 +18,7 @@ from edgeq.errors import HardwareError, ModelError
 from edgeq.model.graph import every_node, node_input, operator_of, opset_of
 from edgeq.model.integer_products import integer_products
 from edgeq.util.folders import shipped
-from edgeq.util.records import read_toml, toml_table
+from edgeq.util.record_files import read_toml, toml_table
 
 _SHORT: dict[ir.DataType | None, str] = {
     ir.DataType.UINT8: "u8",

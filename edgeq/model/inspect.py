@@ -26,7 +26,7 @@ from edgeq.model.prepare import prepare_model
 from edgeq.scheme import Scheme
 from edgeq.signature import Signature, TensorSpec
 from edgeq.util.display import SILENT, Page, Progress
-from edgeq.util.records import NOT_WRITTEN, computed, written
+from edgeq.util.records import NOT_WRITTEN, computed, write_as
 
 Refusals = Callable[[ir.Model, Path], Mapping[str, str]]
 """Return the nodes of a prepared model that a backend refuses, each with the reason (`Backend.refusals`)."""
@@ -99,10 +99,10 @@ class ModelReport(Page):
         notes: further remarks.
     """
 
-    path: Path = field(metadata=written(name="model"))
+    path: Path = field(metadata=write_as(name="model"))
     files: tuple[Path, ...]
     bytes: int
-    digest: str = field(metadata=written(name="sha256"))
+    digest: str = field(metadata=write_as(name="sha256"))
     ir_version: int
     opsets: Mapping[str, int]
     producer: str

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from edgeq.errors import HardwareError
 from edgeq.model.conditions import BOUNDED_CONDITIONS, CONDITIONS, is_condition
 from edgeq.util.folders import shipped
-from edgeq.util.records import read_toml
+from edgeq.util.record_files import read_toml
 from edgeq.util.registry import find_data_folders
 
 DEFAULT = "*"

@@ -11,7 +11,7 @@ from edgeq_device.system.files import read_file
 from edgeq.errors import ModelError
 from edgeq.model.file_type import likely_cause
 from edgeq.util.bundle_names import BUNDLES_GO, is_archived_bundle
-from edgeq.util.placement import interrupted
+from edgeq.util.placement import is_interrupted
 
 PROTOBUF_LIMIT = 2**31 - 1
 """Largest size of a protobuf message, in bytes. Larger models keep their weights in external data."""
@@ -55,7 +55,7 @@ def _read_file(path: Path) -> bytes:
         if path.is_dir():
             raise ModelError(f"{path} is a directory, not a model", "Give the .onnx file in it")
         if not path.exists():
-            if interrupted(path):
+            if is_interrupted(path):
                 fix = "A killed run has moved it; write to that name again, which first restores it"
                 raise ModelError(f"{path} is not there now", fix)
             raise ModelError(f"{path} does not exist", "Check the path of the model")

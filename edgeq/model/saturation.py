@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgeq.errors import HardwareError
 from edgeq.util.folders import shipped
-from edgeq.util.records import read_toml
+from edgeq.util.record_files import read_toml
 
 # 128: with it, two products of weights and any unsigned bytes fit into 16 bits.
 PAIR_LIMIT = (2**15 - 1) // 255

@@ -54,32 +54,32 @@ def race_compute(job: Job, built: Built) -> Built:
     ir.external_data.load_to_model(model)  # the saved file may replace the file from which the weights were read
     in_float = tuple(sorted({*compute.float_compute, ALL_NODES}))
     set_compute(model, in_float)
-    other = job.folder / "float-compute.onnx"
-    save_model(model, other)
+    float_path = job.folder / "float-compute.onnx"
+    save_model(model, float_path)
     feeds = raced_feeds(job.calibration or job.validation)
     count = count_sessions(job.prepared.path)
     with Engines() as engines, job.progress.stage("Racing int8 against float compute") as advance:
         sessions = {
             name: engines.open_apart(file, artifact.settings(), count)
-            for name, file in {_INT8: artifact.model, _FLOAT: other}.items()
+            for name, file in {_INT8: artifact.model, _FLOAT: float_path}.items()
         }
         latency = race(make_runners(sessions, feeds), lambda: advance(0))
-    found = make_claim(latency[_INT8], latency[_FLOAT])
-    measured = found.sentence("float compute", _INT8)
-    compute = replace(compute, race=found)
-    if found.verdict in (SLOWER, UNKNOWN):
+    speedup = make_claim(latency[_INT8], latency[_FLOAT])
+    measured = speedup.sentence("float compute", _INT8)
+    compute = replace(compute, race=speedup)
+    if speedup.verdict in (SLOWER, UNKNOWN):
         return replace(built, artifact=with_compute(artifact, replace(compute, why=f"{compute.why}; {measured}")))
     save_model(model, artifact.model)
     why = f"float, which is more accurate: {measured}"
     kinds = kinds_of(model, compute.noise)
-    chosen = replace(compute, float_compute=in_float, why=why, kinds=kinds)
-    return replace(built, artifact=with_compute(artifact, chosen))
+    faster = replace(compute, float_compute=in_float, why=why, kinds=kinds)
+    return replace(built, artifact=with_compute(artifact, faster))
 
 
 def raced_feeds(samples: Samples) -> list[Mapping[str, Any]]:
     """Return the inputs of a few samples that represent the sizes of all samples."""
-    seen = [sample.inputs for sample in spread_over(samples, _SEEN)]
-    by_size = sorted(seen, key=lambda inputs: sum(array.size for array in inputs.values()))
+    feeds = [sample.inputs for sample in spread_over(samples, _SEEN)]
+    by_size = sorted(feeds, key=lambda inputs: sum(array.size for array in inputs.values()))
     shapes = {tuple((name, array.shape) for name, array in sorted(inputs.items())) for inputs in by_size}
     count = min(_RACED, len(shapes))
     return [by_size[(2 * i + 1) * len(by_size) // (2 * count)] for i in range(count)]

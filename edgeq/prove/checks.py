@@ -24,12 +24,13 @@ def agreements(
     Raises:
         RuntimeUnavailableError: an artifact does not load, or fails when it runs.
     """
+    # The float model runs once for all artifacts.
     sessions = {FLOAT: open_session(job.prepared.path)}
     for name, artifact in artifacts.items():
         sessions[name] = open_session(artifact.proof_model, artifact.proof_settings())
-    known = {FLOAT: job.float_outputs} if job.float_outputs and samples is job.validation else {}
+    known_outputs = {FLOAT: job.float_outputs} if job.float_outputs and samples is job.validation else {}
     return evaluate_sessions(
-        sessions, samples, reference=FLOAT, count=count, known_outputs=known, basis=job.basis
+        sessions, samples, reference=FLOAT, count=count, known_outputs=known_outputs, basis=job.basis
     ).agreement
 
 

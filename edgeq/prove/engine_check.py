@@ -61,8 +61,8 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
         return _check_elsewhere(engine, precisions)
     try:
         with start_engine(engine) as guest, scratch_folder("edgeq-doctor-") as folder:
-            exact = {largest: _wrong_by(guest, engine, Path(folder), largest) for largest in (_SMALL, _LARGE)}
-            db = {name: _agreement(guest, engine, name) for name in dict.fromkeys((FLOAT, *precisions))}
+            exact = {largest: _measure_error(guest, engine, Path(folder), largest) for largest in (_SMALL, _LARGE)}
+            db = {name: _measure_agreement(guest, engine, name) for name in dict.fromkeys((FLOAT, *precisions))}
     except EdgeqError as error:
         return False, str(error)
     faults = []
@@ -72,6 +72,7 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
         faults.append(_not_float32(db[FLOAT]))
     if faults:
         return False, "; ".join(faults)
+    # Saturation with 8-bit weights is a property that edgeq can avoid, so it is not a fault.
     limit = f"8-bit weights saturate, by up to {exact[_LARGE]:.2g} of the largest output" if exact[_LARGE] else "exact"
     figures = ", ".join(f"{name} {value:.1f} dB" for name, value in db.items())
     return True, f"int8 {limit}; against onnxruntime's float32: {figures}"
@@ -92,31 +93,32 @@ def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool,
             file = Path(folder) / "pairs.onnx"
             file.write_bytes(model)
             session = guest.open(EngineFiles(Path(folder)).convert_once(file, engine), SessionSettings(engine=engine))
-            found = session.run(None, {"x": x})[0]
+            outputs = session.run(None, {"x": x})[0]
             right = open_session(file).run(None, {"x": x})[0].astype(np.float64)
             floats = () if engine.int8.backend else dict.fromkeys((FLOAT, *precisions))
-            db = {name: _agreement(guest, engine, name) for name in floats}
+            db = {name: _measure_agreement(guest, engine, name) for name in floats}
     except EdgeqError as error:
         return False, str(error)
     if db and db[FLOAT] < LEAST_DB:
         return False, _not_float32(db[FLOAT])
-    pairs = decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
+    pairs = decibels(float((right**2).sum()), float(((outputs - right) ** 2).sum()))
     kind = "its simulator" if engine.simulated else "it"
     figures = "".join(f", {name} {value:.1f} dB" for name, value in db.items())
-    what = f"a Q/DQ convolution in {kind}: {pairs:.1f} dB against onnxruntime's CPU kernels{figures}"
-    return pairs >= _LEAST_PAIRS_DB, what
+    detail = f"a Q/DQ convolution in {kind}: {pairs:.1f} dB against onnxruntime's CPU kernels{figures}"
+    return pairs >= _LEAST_PAIRS_DB, detail
 
 
 def _not_float32(db: float) -> str:
     return f"f32 is not float32: {db:.1f} dB against ONNX Runtime's, at least {LEAST_DB:g} needed"
 
 
-def _wrong_by(guest: GuestProgram, engine: Engine, folder: Path, largest: int) -> float:
+def _measure_error(guest: GuestProgram, engine: Engine, folder: Path, largest: int) -> float:
     """Return the largest error of an integer Conv and MatMul with weights up to ±`largest`, as a share of the largest
     output.
     """
     random = np.random.default_rng(largest)
     weights = random.integers(-largest, largest + 1, (16, _PRODUCTS)).astype(np.int8)
+    # The worst case: the largest weights meet the largest activations, all of one sign.
     weights[0] = largest
     samples = random.integers(0, 256, (4, _PRODUCTS)).astype(np.float32)
     samples[0] = 255
@@ -124,18 +126,18 @@ def _wrong_by(guest: GuestProgram, engine: Engine, folder: Path, largest: int) -
     file.write_bytes(build_integer_model(weights))
     session = guest.open(file, SessionSettings(engine=engine))
     right = samples.astype(np.int64) @ weights.T.astype(np.int64)
-    found = session.run(["conv", "product"], {"x": samples[:, :, None, None]})
-    worst = max(np.abs(values.reshape(right.shape) - right).max() for values in found)
+    outputs = session.run(["conv", "product"], {"x": samples[:, :, None, None]})
+    worst = max(np.abs(values.reshape(right.shape) - right).max() for values in outputs)
     return float(worst / np.abs(right).max())
 
 
-def _agreement(guest: GuestProgram, engine: Engine, precision: str) -> float:
+def _measure_agreement(guest: GuestProgram, engine: Engine, precision: str) -> float:
     """Return the SQNR in dB of the demo model in `engine` against ONNX Runtime's float32."""
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:8]}
     right = open_session(demo.MODEL).run(None, feed)[0].astype(np.float64)
-    found = guest.open(demo.MODEL, SessionSettings(engine=engine, precision=precision)).run(None, feed)[0]
-    return decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
+    outputs = guest.open(demo.MODEL, SessionSettings(engine=engine, precision=precision)).run(None, feed)[0]
+    return decibels(float((right**2).sum()), float(((outputs - right) ** 2).sum()))
 
 
 @dataclass(frozen=True)

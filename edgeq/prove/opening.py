@@ -115,7 +115,7 @@ def open_as_device(
     samples: Samples,
     *,
     threads: int = 0,
-    known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+    known_outputs: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
     basis: Basis = EVERYTHING,
 ) -> Opening:
     """Open the file of `artifact` on this machine's CPU kernels, both with the optimisation that devices use and
@@ -123,14 +123,14 @@ def open_as_device(
 
     Args:
         proven: two sessions by name. The first runs the float model, the second runs the artifact as in its proof.
-        known: the float model's outputs for each sample, if they are known.
+        known_outputs: the float model's outputs for each sample, if they are known.
         basis: what the figures are taken over.
     """
     reference, subject = proven
-    shared: dict[str, Any] = {"reference": reference, "count": _SAMPLES, "known": known, "basis": basis}
+    arguments: dict[str, Any] = {"reference": reference, "count": _SAMPLES, "known": known_outputs, "basis": basis}
     if artifact.plugin is not None and artifact.plugin.engine.suffix:  # the device does not open the ONNX file
-        own = _sqnr_db(evaluate_sessions(proven, samples, **shared).agreement[subject])
-        return Opening(own, own, notes=tuple(_unopened_files(artifact, threads)))
+        proven_db = _sqnr_db(evaluate_sessions(proven, samples, **arguments).agreement[subject])
+        return Opening(proven_db, proven_db, notes=tuple(_unopened_files(artifact, threads)))
     shipped = SessionSettings(config=artifact.session_options, intra_op_threads=threads)
     settings = {_WRITTEN: dataclasses.replace(shipped, optimization="none")}
     if artifact.simulation is not None:
@@ -138,27 +138,32 @@ def open_as_device(
 
     def compare(settings: Mapping[str, SessionSettings]) -> tuple[Mapping[str, Agreement], bool]:
         """Return the agreement of all sessions, and whether the samples prove a loss against the graph as written."""
-        sessions = {**proven, **{name: open_session(artifact.model, how) for name, how in settings.items()}}
-        here, there = (name if name in sessions else subject for name in (_WRITTEN, _OPENED))
-        paired = PairedEvaluation(tuple(sessions), None, reference, here, there, basis)
-        for sample, outputs in run_samples(sessions, samples, count=_SAMPLES, known_outputs=known):
+        sessions = {
+            **proven,
+            **{name: open_session(artifact.model, session_settings) for name, session_settings in settings.items()},
+        }
+        written_name, opened_name = (name if name in sessions else subject for name in (_WRITTEN, _OPENED))
+        paired = PairedEvaluation(tuple(sessions), None, reference, written_name, opened_name, basis)
+        for sample, outputs in run_samples(sessions, samples, count=_SAMPLES, known_outputs=known_outputs):
             paired.update(sample, outputs)
         return paired.evaluation.result({}).agreement, any(loss.proven for loss in paired.errors.result())
 
     notes = tuple(_unopened_files(artifact, threads))
     runner = artifact.engine.name if artifact.engine is not None else artifact.provider
     try:
-        found, certain = compare(settings)
+        agreements, certain = compare(settings)
     except (RuntimeUnavailableError, DataError) as error:
-        own = _sqnr_db(compare({})[0][subject])
-        return Opening(own, own, notes=(_unopened(f"the file for {runner}", artifact.model, error), *notes))
+        proven_db = _sqnr_db(compare({})[0][subject])
+        return Opening(
+            proven_db, proven_db, notes=(_describe_failure(f"the file for {runner}", artifact.model, error), *notes)
+        )
     changer = artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT
-    opened = _sqnr_db(found[_OPENED if artifact.simulation is not None else subject])
+    opened_db = _sqnr_db(agreements[_OPENED if artifact.simulation is not None else subject])
     opening = Opening(
-        opened=opened,
-        written=_sqnr_db(found[_WRITTEN]),
-        claimed=_sqnr_db(found[subject]) if artifact.simulation not in (None, artifact.model) else None,
-        certain=certain or opened == -math.inf,
+        opened=opened_db,
+        written=_sqnr_db(agreements[_WRITTEN]),
+        claimed=_sqnr_db(agreements[subject]) if artifact.simulation not in (None, artifact.model) else None,
+        certain=certain or opened_db == -math.inf,
         changer=changer,
         notes=notes,
     )
@@ -197,10 +202,10 @@ def _unopened_files(artifact: Artifact, threads: int) -> Iterator[str]:
             except RuntimeUnavailableError as error:
                 # The name of the model, with which this file's name begins, depends on where the model is written.
                 stem = f"{artifact.model.stem}."
-                yield _unopened(f"*.{name.removeprefix(stem)}" if name.startswith(stem) else name, file, error)
+                yield _describe_failure(f"*.{name.removeprefix(stem)}" if name.startswith(stem) else name, file, error)
 
 
-def _unopened(name: str, file: Path, error: Exception) -> str:
+def _describe_failure(name: str, file: Path, error: Exception) -> str:
     text = one_line(error.__cause__ or error).replace(str(file), "it")
     reason = one_line(re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text), most=_REASON)
     return f"{name} was not run here: onnxruntime {onnxruntime().__version__} reports {reason!r}"
@@ -227,7 +232,7 @@ def check_other_sizes(
     takes: Signature,
     form: str,
     sqnr_db: float,
-    least: float,
+    least_db: float,
     basis: Basis = EVERYTHING,
 ) -> None:
     """If the source model has inputs with free sizes, run the first sample at other sizes. The sample is repeated or
@@ -241,7 +246,7 @@ def check_other_sizes(
         takes: the inputs of the candidate. Sizes that these inputs do not allow are also skipped.
         form: the name of the candidate in the message, such as "its quantized form".
         sqnr_db: the SQNR of the candidate against the reference at the samples' own sizes, in dB.
-        least: the SQNR in dB that is enough at other sizes, however good the candidate is at the samples' own sizes.
+        least_db: the SQNR in dB that is enough at other sizes, however good the candidate is at the samples' own sizes.
         basis: what the figures are taken over.
 
     Raises:
@@ -251,26 +256,26 @@ def check_other_sizes(
     operators = {node.op_type for node in every_node(prepared.model)}
     sizes_follow = operators.isdisjoint(_SIZED_BY_DATA)
     sample = next(iter(samples))
-    given = {name: array.shape for name, array in sample.inputs.items()}
-    for group in _groups(prepared.signature, given):
+    original = {name: array.shape for name, array in sample.inputs.items()}
+    for group in _groups(prepared.signature, original):
         for shapes in (shapes for shapes in group if _takes(takes, shapes)):
-            inputs = {name: _resized(array, shapes[name]) for name, array in sample.inputs.items()}
+            inputs = {name: _resize(array, shapes[name]) for name, array in sample.inputs.items()}
             resized = replace(sample, name=f"{sample.name}, resized", inputs=inputs)
-            wanted = _outputs(reference, resized)
-            if wanted is None:
+            expected = _outputs(reference, resized)
+            if expected is None:
                 continue
-            problem = _problem(wanted, candidate, resized, min(least, sqnr_db - _LOST_DB), sizes_follow, basis)
+            problem = _problem(expected, candidate, resized, min(least_db, sqnr_db - _LOST_DB), sizes_follow, basis)
             if not problem:
                 break
             if _outputs(open_session(prepared.source), resized) is not None:
                 listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
                 raise CheckFailedError(
                     f"{prepared.source}: {form} is wrong at a size that the model takes, {listed}: {problem}",
-                    f"Fix the sizes that you need: {_fixes(prepared.signature, given, shapes)}",
+                    f"Fix the sizes that you need: {_fixes(prepared.signature, original, shapes)}",
                 )
 
 
-def _groups(signature: Signature, given: Shapes) -> Iterator[list[Shapes]]:
+def _groups(signature: Signature, original: Shapes) -> Iterator[list[Shapes]]:
     """Yield groups of shapes to try. The groups are: a different batch size, larger sizes, smaller sizes, and sizes
     without a common divisor.
 
@@ -278,17 +283,17 @@ def _groups(signature: Signature, given: Shapes) -> Iterator[list[Shapes]]:
     different values if the source accepts that.
     """
 
-    def shapes(axes: Callable[[int], bool], change: Callable[[int, int], int], *, apart: bool) -> Shapes:
+    def shapes(axes: Callable[[int], bool], change: Callable[[int, int], int], *, distinct: bool) -> Shapes:
         places: dict[object, int] = {}
-        found = {}
+        changed = {}
         for spec in signature.inputs:
-            sizes = list(given[spec.name])
+            sizes = list(original[spec.name])
             for axis, named in enumerate(spec.shape or ()):
                 if not isinstance(named, int) and axes(axis):
-                    place = places.setdefault(named or (axis, sizes[axis]), len(places)) if apart else 0
+                    place = places.setdefault(named or (axis, sizes[axis]), len(places)) if distinct else 0
                     sizes[axis] = change(sizes[axis], place + 1)
-            found[spec.name] = tuple(sizes)
-        return found
+            changed[spec.name] = tuple(sizes)
+        return changed
 
     def larger(size: int, place: int) -> int:
         return size + place * _step(size)
@@ -299,20 +304,20 @@ def _groups(signature: Signature, given: Shapes) -> Iterator[list[Shapes]]:
     def odd(size: int, place: int) -> int:
         return size - size // 4 - place
 
-    batch = [shapes(lambda axis: axis == 0, lambda size, place: size + 1, apart=False)]
-    even = [shapes(bool, change, apart=apart) for change in (larger, smaller) for apart in (True, False)]
-    uneven = [shapes(bool, odd, apart=apart) for apart in (True, False)]
+    batch = [shapes(lambda axis: axis == 0, lambda size, place: size + 1, distinct=False)]
+    even = [shapes(bool, change, distinct=distinct) for change in (larger, smaller) for distinct in (True, False)]
+    uneven = [shapes(bool, odd, distinct=distinct) for distinct in (True, False)]
     for group in (batch, even, uneven):
-        tried = [s for s in group if s != given and all(size > 0 for sizes in s.values() for size in sizes)]
-        if tried:
-            yield tried
+        candidates = [s for s in group if s != original and all(size > 0 for sizes in s.values() for size in sizes)]
+        if candidates:
+            yield candidates
 
 
 def _step(size: int) -> int:
     return min(_STEP, size & -size) if size else 1
 
 
-def _resized(array: Array, shape: tuple[int, ...]) -> Array:
+def _resize(array: Array, shape: tuple[int, ...]) -> Array:
     """Repeat or cut an array along each axis to give it `shape`. All values are then still values of a sample."""
     if not array.size:
         return np.zeros(shape, array.dtype)
@@ -324,7 +329,7 @@ def _resized(array: Array, shape: tuple[int, ...]) -> Array:
 def _takes(signature: Signature, shapes: Shapes) -> bool:
     """Return whether `shapes` agree with all the fixed sizes of the inputs."""
     pairs = (pair for spec in signature.inputs for pair in zip(spec.shape or (), shapes[spec.name], strict=False))
-    return all(not isinstance(own, int) or own == size for own, size in pairs)
+    return all(not isinstance(declared, int) or declared == size for declared, size in pairs)
 
 
 def _outputs(session: Session, sample: Sample) -> Outputs | None:
@@ -335,38 +340,38 @@ def _outputs(session: Session, sample: Sample) -> Outputs | None:
 
 
 def _problem(
-    wanted: Outputs, candidate: Session, sample: Sample, least: float, sizes_follow: bool, basis: Basis
+    expected: Outputs, candidate: Session, sample: Sample, least_db: float, sizes_follow: bool, basis: Basis
 ) -> str:
     """Return what is wrong with the candidate's outputs for a sample, or "" if they are correct.
 
     Args:
-        least: the minimum SQNR in dB against `wanted`.
+        least_db: the minimum SQNR in dB against `expected`.
         sizes_follow: True if the shapes of the inputs determine the shapes of the outputs.
     """
     comparison = OutputSums(basis=basis)
     try:
-        comparison.update(wanted, infer(candidate, sample), sample.inputs)
+        comparison.update(expected, infer(candidate, sample), sample.inputs)
     except EdgeqError as error:
         return error.problem
-    found = comparison.result()
-    for output in found.outputs:
+    agreement = comparison.result()
+    for output in agreement.outputs:
         if output.mismatched and sizes_follow:
             return f"output {output.name!r} has another shape"
         if output.nonfinite:
             return f"output {output.name!r} is not finite"
     # Compare whole outputs, not their parts. A single sample with small values next to large values does not show that
     # the parts have different units.
-    sqnr_db = min((output.sqnr_db for output in found.outputs if output.same is None), default=math.inf)
-    return f"{sqnr_db:.1f} dB SQNR" if sqnr_db < least else ""
+    sqnr_db = min((output.sqnr_db for output in agreement.outputs if output.same is None), default=math.inf)
+    return f"{sqnr_db:.1f} dB SQNR" if sqnr_db < least_db else ""
 
 
-def _fixes(signature: Signature, given: Shapes, tried: Shapes) -> str:
-    known: dict[str, int] = {}
+def _fixes(signature: Signature, original: Shapes, attempted: Shapes) -> str:
+    sizes: dict[str, int] = {}
     for spec in signature.inputs:
         for axis, named in enumerate(spec.shape or ()):
-            if tried[spec.name][axis] != given[spec.name][axis]:
-                known.setdefault(str(named or f"{spec.name}:{axis}"), given[spec.name][axis])
-    return " ".join(f"--fix {name}={size}" for name, size in known.items())
+            if attempted[spec.name][axis] != original[spec.name][axis]:
+                sizes.setdefault(str(named or f"{spec.name}:{axis}"), original[spec.name][axis])
+    return " ".join(f"--fix {name}={size}" for name, size in sizes.items())
 
 
 LEAST_DB = 30.0
@@ -390,24 +395,24 @@ def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedMode
     if find_random_names(prepared.source) != find_random_names(prepared.path):
         return prepared
     try:
-        source, made = open_session(prepared.source), open_session(prepared.path)
-        basis = sampled_basis(prepared.graph, made, samples)
-        agreement = compare_sessions(source, made, samples, count=1, basis=basis)
+        source, prepared_session = open_session(prepared.source), open_session(prepared.path)
+        basis = sampled_basis(prepared.graph, prepared_session, samples)
+        agreement = compare_sessions(source, prepared_session, samples, count=1, basis=basis)
         if not agreement.compared or agreement.same is not None or agreement.sqnr_db >= LEAST_DB:
             check_other_sizes(
                 prepared,
-                (source, made),
+                (source, prepared_session),
                 samples,
                 takes=prepared.signature,
                 form="its prepared form",
                 sqnr_db=agreement.sqnr_db,
-                least=LEAST_DB,
+                least_db=LEAST_DB,
                 basis=basis,
             )
             return prepared
-        agreement = compare_sessions(source, made, samples, count=_SAMPLES, basis=basis)
-        plain = open_session(prepared.source, SessionSettings(optimization="none"))
-        rounded = compare_sessions(source, plain, samples, count=_SAMPLES, basis=basis)
+        agreement = compare_sessions(source, prepared_session, samples, count=_SAMPLES, basis=basis)
+        unoptimised = open_session(prepared.source, SessionSettings(optimization="none"))
+        rounded = compare_sessions(source, unoptimised, samples, count=_SAMPLES, basis=basis)
     except (RuntimeUnavailableError, DataError):
         return prepared
     if agreement.sqnr_db >= min(LEAST_DB, rounded.sqnr_db - _FAR_DB):

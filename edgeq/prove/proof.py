@@ -39,6 +39,7 @@ FLOAT, INT8 = "float32", "int8"
 
 # Number of multiply-accumulates that a simulator of an engine's hardware computes in about half a minute.
 _SIMULATED_MACS = 1_000_000_000
+# Fewer samples say too little, even if the simulator takes minutes for these.
 _LEAST_SIMULATED = 16
 # The minimum SQNR in dB at a size other than that of the samples. Below this, half of the power or more is noise.
 _WRONG_DB = 3.0
@@ -51,10 +52,12 @@ refused.
 # The minimum number of samples whose top-1 differs from that of float32. With fewer such samples, no conclusion about
 # other samples is possible.
 _LEAST_CHANGED = 3
+# Below this share of the MACs in int8, there is a warning: float takes most of the time.
 _POOR_COVERAGE = 0.25
 # The minimum SQNR in dB of class scores that are judged by their classes. Below it, rare classes may be lost although
 # the others are right.
 _CLASSES_DB = 15.0
+# Classes count as kept if, with 95 % confidence, no more than this share of them changes.
 _MOST_CHANGED = 0.1
 FEWEST_SAMPLES = 8
 """With fewer samples and without labels, nothing is repaired. A repair would be fitted to these samples, and its SQNR
@@ -134,14 +137,14 @@ class Repair:
     @property
     def sentence(self) -> str:
         """Return a sentence on the chosen change and its effect."""
-        before, after, wanted = (self.written(loss) for loss in (self.plain, self.loss, self.max_drop))
-        limit = f"{wanted} wanted" if self.basis == "noise" else f"{100 * self.max_drop:.2f} points allowed"
+        loss_before, loss_after, goal = (self.written(loss) for loss in (self.plain, self.loss, self.max_drop))
+        limit = f"{goal} wanted" if self.basis == "noise" else f"{100 * self.max_drop:.2f} points allowed"
         named = f"; {', '.join(self.noisiest)} add most of the noise" if self.noisiest else ""
-        tried = f"{len(self.steps)} builds compared{named}"
+        builds = f"{len(self.steps)} builds compared{named}"
         if self.loss == self.plain:
-            return f"no build that was tried is better than the plain one: {before}; {limit} ({tried})"
+            return f"no build that was tried is better than the plain one: {loss_before}; {limit} ({builds})"
         short = "" if self.met else f"; {limit}"
-        return f"repaired: {self.chosen}: {before} before, {after} now{short} ({tried})"
+        return f"repaired: {self.chosen}: {loss_before} before, {loss_after} now{short} ({builds})"
 
     def written(self, loss: float) -> str:
         """Return a loss as text. `basis` determines its unit."""
@@ -219,8 +222,8 @@ class Proof(Displayed):
         """
         if self.agreement.top1 is None:
             return None
-        same, count = round(self.agreement.top1 * self.agreement.samples), max(1, self.agreement.samples)
-        return same, *score_interval(same, count)
+        agreeing, count = round(self.agreement.top1 * self.agreement.samples), max(1, self.agreement.samples)
+        return agreeing, *score_interval(agreeing, count)
 
     @property
     def keeps_classes(self) -> bool:
@@ -248,6 +251,7 @@ class Proof(Displayed):
         """
         if not self.adds_little or self.baseline is None:
             return max_drop
+        # The noise must fall as far as the margin is too small.
         noise_db = worst_db(self.agreement) + LEAST_MARGIN_DB - self.baseline.margin_db
         return min(max_drop, 10 ** (-noise_db / 10))
 
@@ -257,9 +261,9 @@ class Proof(Displayed):
         if self.accuracy or not self.agreement.compared:
             return ""
         if self.same_classes is not None:
-            same, low, high = self.same_classes
+            agreeing, low, high = self.same_classes
             return (
-                f"top-1 is that of float32 in {same} of {self.agreement.samples} samples, and in {low:.0%} to "
+                f"top-1 is that of float32 in {agreeing} of {self.agreement.samples} samples, and in {low:.0%} to "
                 f"{min(1, high):.0%} of many others; only labels show how often it is right"
             )
         if self.agreement.same is not None or self.agreement.sqnr_db == math.inf:
@@ -278,7 +282,7 @@ class Proof(Displayed):
             "int8_mac_share": self.coverage.int8_mac_share,
             "sqnr_db": self.agreement.sqnr_db,
             "top1_agreement": self.agreement.top1,
-            "accuracy": {name: one.value for name, one in self.accuracy.items()},
+            "accuracy": {name: metric.value for name, metric in self.accuracy.items()},
             "drop": self.drop,
             "drop_interval": self.drop_interval,
             "speedup": self.speed.ratio.estimate if self.speed is not None else None,
@@ -289,58 +293,65 @@ class Proof(Displayed):
 
     def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
         """Return warnings for the user, one sentence each. If `timed` is False, leave out those about speed."""
-        found = list(self.doubts)
+        sentences = list(self.doubts)
         count, worst = self.agreement.samples, self.agreement.worst
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
         if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
-            found.append(f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` searches for a faster model")
-        near = closeness(self.agreement) if self.drop is None and self.agreement.compared else "healthy"
+            sentences.append(
+                f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` searches for a faster model"
+            )
+        verdict = closeness(self.agreement) if self.drop is None and self.agreement.compared else "healthy"
         unlike = worst.level_note if worst is not None else ""
         sqnr, measure = f"{self.agreement.sqnr_db:.1f} dB SQNR", "measure accuracy with --task before you deploy it"
         short = self.repair is not None and not self.repair.met
         if self.drop is not None and (self.drop > POOR_DROP or short):
-            found.append(
-                f"accuracy falls from {_written(self.accuracy[FLOAT])} to {_written(self.accuracy[INT8])}: "
+            sentences.append(
+                f"accuracy falls from {_accuracy_text(self.accuracy[FLOAT])} to {_accuracy_text(self.accuracy[INT8])}: "
                 f"{self._advice()}"
             )
         # A metric may not notice that part of an output is useless, because it may read only other parts.
         dead = self.drop is not None and worst is not None and unlike and worst.least_db < _DEAD_SQNR_DB
-        if near == "poor" or dead:
-            found.append(f"{unlike or f'the outputs follow float32 to only {sqnr}'}: {self._advice()}; {measure}")
+        if verdict == "poor" or dead:
+            sentences.append(f"{unlike or f'the outputs follow float32 to only {sqnr}'}: {self._advice()}; {measure}")
+        # With labels, the accuracy already shows what changed classes cost.
         elif self.drop is None and changed > POOR_DROP * count and changed >= _LEAST_CHANGED:
-            found.append(
+            sentences.append(
                 f"int8 has another top-1 than float32 in {changed} of {count} samples: {self._advice()}; {measure}"
             )
-        elif near == "noisy" and self.agreement.least_db < HEALTHY_DB and not self.keeps_classes:
-            found.append(f"{unlike or f'the outputs follow float32 with noise ({sqnr})'}: {self._advice()}; {measure}")
+        elif verdict == "noisy" and self.agreement.least_db < HEALTHY_DB and not self.keeps_classes:
+            sentences.append(
+                f"{unlike or f'the outputs follow float32 with noise ({sqnr})'}: {self._advice()}; {measure}"
+            )
         if self.adds_little and self.baseline is not None:
-            found.append(f"{self.baseline.sentence}: {self._advice()}; {measure}")
+            sentences.append(f"{self.baseline.sentence}: {self._advice()}; {measure}")
         if self.accuracy:
-            found.extend(self.accuracy[FLOAT].doubts)
+            sentences.extend(self.accuracy[FLOAT].doubts)
         left_out = self.agreement.mismatch_notes()
-        found.extend(left_out)
+        sentences.extend(left_out)
         if self.drop is None and not self.agreement.compared and not left_out:
-            found.append(f"no output could be compared with float32's: {measure}")
-        left = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
-        if left is not None and (self.coverage.int8_mac_share or 0) < _POOR_COVERAGE and left.macs:
-            found.append(
-                f"most of the arithmetic stays in float; the largest part is {left.name} ({left.op_type}: "
-                f"{left.reason}); `edgeq tune` tries other schemes"
+            sentences.append(f"no output could be compared with float32's: {measure}")
+        largest_node = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
+        if largest_node is not None and (self.coverage.int8_mac_share or 0) < _POOR_COVERAGE and largest_node.macs:
+            sentences.append(
+                f"most of the arithmetic stays in float; the largest part is {largest_node.name} "
+                f"({largest_node.op_type}: {largest_node.reason}); `edgeq tune` tries other schemes"
             )
         if self.opening.loss:
-            found.append(self.opening.sentence)
+            sentences.append(self.opening.sentence)
         if self.samples < FEWEST_SAMPLES:
-            few = "1 sample says" if self.samples == 1 else f"{self.samples} samples say"
-            found.append(f"{few} little about others: give at least {FEWEST_SAMPLES}, and better 100, with --val")
+            samples_say = "1 sample says" if self.samples == 1 else f"{self.samples} samples say"
+            sentences.append(
+                f"{samples_say} little about others: give at least {FEWEST_SAMPLES}, and better 100, with --val"
+            )
         if self.unseen:
             listed = ", ".join(map(repr, self.unseen))
-            found.append(
+            sentences.append(
                 f"input {listed} is zero in all calibration samples: with other values, ranges that depend on it may "
                 "be too narrow, and the outputs may follow float32 less closely; add samples with such values"
             )
         if not self.held_out:
-            found.append("accuracy was measured on the calibration samples; give held-out samples with --val")
-        return tuple(found)
+            sentences.append("accuracy was measured on the calibration samples; give held-out samples with --val")
+        return tuple(sentences)
 
     def _advice(self) -> str:
         """Return advice on how to improve a poor result."""
@@ -398,8 +409,8 @@ class Proof(Displayed):
         }
 
 
-def _written(found: Accuracy) -> str:
-    return metric(found.primary, found.value).replace("\u202f", " ")
+def _accuracy_text(accuracy: Accuracy) -> str:
+    return metric(accuracy.primary, accuracy.value).replace("\u202f", " ")
 
 
 def _points(name: str, lost: float) -> str:
@@ -453,29 +464,33 @@ def prove(
     """
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
     backend = artifact.plugin.engine.int8.backend if artifact.plugin is not None else ""
-    opened = {FLOAT: build_float_settings(backend, threads), INT8: artifact.proof_settings(threads=threads)}
+    settings = {FLOAT: build_float_settings(backend, threads), INT8: artifact.proof_settings(threads=threads)}
     count = simulated_count(prepared, artifact) if count is None else count
     if count is not None:
         samples = spread_over(samples, count)
+        # The known outputs belong to all samples, not to the chosen ones.
         float_outputs = ()
-    known = {FLOAT: float_outputs} if float_outputs else {}
+    known_outputs = {FLOAT: float_outputs} if float_outputs else {}
+    # A simulation's time says nothing about the hardware.
     timed = timed and artifact.simulation is None
     latency: Mapping[str, Distribution] = {}
     with Engines(keep=True) as engines:
         with progress.stage("Opening the models"):
-            singles = {name: engines.open(file, opened[name]) for name, file in files.items()}
-        measured: dict[str, Any] = {"task": task, "reference": FLOAT, "settings": opened, "basis": basis}
+            singles = {name: engines.open(file, settings[name]) for name, file in files.items()}
+        measured: dict[str, Any] = {"task": task, "reference": FLOAT, "settings": settings, "basis": basis}
         measured["progress"] = progress
         if workers is not None:
-            models = {name: ModelAt(file, opened[name]) for name, file in files.items()}
+            models = {name: ModelAt(file, settings[name]) for name, file in files.items()}
             evaluation = evaluate_on(workers, models, samples, count=count, **measured)
+        # One session is enough to time a large model, so its evaluation gives the times, too.
         elif timed and count_sessions(prepared.path) == 1:
             alone = {name: [session] for name, session in singles.items()}
-            evaluation, latency = evaluate_timed(alone, samples, known_outputs=known, **measured)
+            evaluation, latency = evaluate_timed(alone, samples, known_outputs=known_outputs, **measured)
         else:
-            evaluation = evaluate_sessions(singles, samples, known_outputs=known, **measured)
+            evaluation = evaluate_sessions(singles, samples, known_outputs=known_outputs, **measured)
         agreement = evaluation.agreement[INT8]
         broken = [output.name for output in agreement.outputs if output.nonfinite]
+        # SQNR and accuracy of NaN would only hide the fault, so it ends the proof.
         if broken:
             raise NotFiniteError(
                 f"{artifact.model.name}: output {broken[0]!r} is not finite, but the float model's is",
@@ -489,16 +504,19 @@ def prove(
                 takes=unchecked_signature(artifact.model, artifact.model),
                 form="its quantized form",
                 sqnr_db=agreement.sqnr_db,
-                least=_WRONG_DB,
+                least_db=_WRONG_DB,
                 basis=basis,
             )
         with progress.stage("The optimiser's effect"):
-            opening = open_as_device(artifact, singles, samples, threads=threads, known=known, basis=basis)
+            opening = open_as_device(
+                artifact, singles, samples, threads=threads, known_outputs=known_outputs, basis=basis
+            )
+            # Before the timing, because a file that devices open differently must not be shipped at any speed.
             opening.check(artifact.model)
         if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:
                 count = count_sessions(prepared.path)
-                sessions = {name: engines.open_apart(file, opened[name], count) for name, file in files.items()}
+                sessions = {name: engines.open_apart(file, settings[name], count) for name, file in files.items()}
                 latency = race(make_runners(sessions, [next(iter(samples)).inputs]), lambda: advance(0))
     return Proof(
         coverage=coverage,
@@ -525,5 +543,5 @@ def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
 
 
 def _speed(latency: Mapping[str, Distribution]) -> SpeedComparison:
-    found = make_claim(latency[FLOAT], latency[INT8])
-    return SpeedComparison({name: distribution.drop_disturbed() for name, distribution in latency.items()}, found)
+    speedup = make_claim(latency[FLOAT], latency[INT8])
+    return SpeedComparison({name: distribution.drop_disturbed() for name, distribution in latency.items()}, speedup)

@@ -72,6 +72,7 @@ class MitigationTrial:
         Raises:
             EdgeqError: the backend cannot build the artifact, or onnxruntime does not accept the options.
         """
+        # Options do not change the file, so there is nothing to build.
         if self.adds_options_alone(scheme):
             options = {**self.full.session_options, **scheme.session_options}
             artifact = replace(self.full, scheme=scheme, session_options=options)
@@ -107,25 +108,26 @@ class MitigationTrial:
         uses `samples` samples or, with a task, all the samples of the proof. Artifacts that share a file share a
         result, because exact kernels compute the same outputs for them.
         """
-        first: dict[Path, str] = {}
+        name_by_path: dict[Path, str] = {}
         for name, artifact in artifacts.items():
-            first.setdefault(artifact.model, name)
+            name_by_path.setdefault(artifact.model, name)
         task = self.job.task
-        found = evaluate_sessions(
-            {FLOAT: self._reference, **{name: self._session(artifacts[name]) for name in first.values()}},
+        evaluation = evaluate_sessions(
+            {FLOAT: self._reference, **{name: self._session(artifacts[name]) for name in name_by_path.values()}},
             self.job.validation,
             task=task,
             reference=FLOAT,
             progress=self.job.progress,
+            # A metric over a few samples is too coarse to tell mitigations apart.
             count=None if task else samples,
             known_outputs={FLOAT: self.job.float_outputs} if self.job.float_outputs else {},
             basis=self.job.basis,
         )
-        stands = {name: first[artifact.model] for name, artifact in artifacts.items()}
+        stands = {name: name_by_path[artifact.model] for name, artifact in artifacts.items()}
         return replace(
-            found,
-            agreement={name: found.agreement[other] for name, other in stands.items()},
-            accuracy={name: found.accuracy[other] for name, other in stands.items() if found.accuracy},
+            evaluation,
+            agreement={name: evaluation.agreement[stand_in] for name, stand_in in stands.items()},
+            accuracy={name: evaluation.accuracy[stand_in] for name, stand_in in stands.items() if evaluation.accuracy},
         )
 
     def _session(self, artifact: Artifact) -> Any:
@@ -133,10 +135,10 @@ class MitigationTrial:
         the session.
         """
         if artifact.model not in self._sessions:
-            self._sessions[artifact.model] = self._opened(artifact)
+            self._sessions[artifact.model] = self._open(artifact)
         return self._sessions[artifact.model]
 
-    def _opened(self, artifact: Artifact) -> Any:
+    def _open(self, artifact: Artifact) -> Any:
         settings = artifact.settings()
         if not self._saturates(artifact.scheme):
             return open_session(artifact.model, settings)
@@ -241,7 +243,7 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
     """
     table = kernel_table(target, engine)
     trial = MitigationTrial(builds, target, full_range(scheme), table=table)
-    found = trial.audit(trial.full, _AUDITED)
+    full_audit = trial.audit(trial.full, _AUDITED)
     considered: list[Mitigation] = []
 
     def consider(candidates: Sequence[Mitigation]) -> Evaluation | None:
@@ -260,40 +262,40 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
                 considered.append(replace(mitigation, failed=failed[mitigation.name]))
             elif mitigation.scheme.fit_seen:
                 count = count_samples(sum(node_macs(builds.job.prepared.model).values()))
-                considered.append(_seen(mitigation, evaluation, trial.audit(artifact, count)))
+                considered.append(_with_evaluation(mitigation, evaluation, trial.audit(artifact, count)))
             else:
-                safe = found.safe if mitigation.name == FULL else trial.weights(artifact).safe
-                considered.append(_measured(mitigation, safe, evaluation, found))
+                safe = full_audit.safe if mitigation.name == FULL else trial.weights(artifact).safe
+                considered.append(_with_figures(mitigation, safe, evaluation, full_audit))
         return evaluation
 
-    full, *others = _mitigations(mitigation_costs(target, engine), scheme)
-    seen = [m for m in others if m.scheme.fit_seen]
-    others = [m for m in others if not m.scheme.fit_seen and not found.safe]
+    full, *alternatives = _mitigations(mitigation_costs(target, engine), scheme)
+    fitted = [m for m in alternatives if m.scheme.fit_seen]
+    alternatives = [m for m in alternatives if not m.scheme.fit_seen and not full_audit.safe]
     # Builds take most of the time here. So first consider the cheapest mitigations and those that need no build.
-    least = min((m.cost for m in others), default=0.0)
-    first = [m for m in others if m.cost == least or trial.adds_options_alone(m.scheme)]
-    evaluation = consider([full, *first])
+    least_cost = min((m.cost for m in alternatives), default=0.0)
+    cheapest = [m for m in alternatives if m.cost == least_cost or trial.adds_options_alone(m.scheme)]
+    evaluation = consider([full, *cheapest])
     assert evaluation is not None  # the evaluation exists because the full range could be built
     exact_db, exact_metric = evaluation.agreement[FULL].sqnr_db, _metric(evaluation, FULL)
     loss = _loss(evaluation, exact_db, exact_metric)
 
     def close() -> list[Mitigation]:
-        held = (m for m in considered if m.safe or (m.scheme.fit_seen and not m.failed))
-        return [m for m in held if loss(m) <= 1]
+        usable = (m for m in considered if m.safe or (m.scheme.fit_seen and not m.failed))
+        return [m for m in usable if loss(m) <= 1]
 
     affordable = min((m.cost for m in close()), default=math.inf)
-    if cheaper := [m for m in others if m not in first and m.cost < affordable]:
+    if cheaper := [m for m in alternatives if m not in cheapest and m.cost < affordable]:
         consider(cheaper)
     if not close():
         # No mitigation that is safe for every input is accurate enough. Try ranges that are safe for the samples, and
         # take their loss into account.
-        for mitigation in seen:
+        for mitigation in fitted:
             consider([mitigation])
-    chosen = min(close(), key=lambda m: (m.cost, loss(m)), default=None)
-    if chosen is None:
-        chosen = min([m for m in considered if m.safe] or considered[:1], key=loss)
-    why = _why(chosen, found, exact_db)
-    return Decision(chosen, tuple(considered), exact_db, exact_metric, found, evaluation.samples, why)
+    choice = min(close(), key=lambda m: (m.cost, loss(m)), default=None)
+    if choice is None:
+        choice = min([m for m in considered if m.safe] or considered[:1], key=loss)
+    why = _describe_choice(choice, full_audit, exact_db)
+    return Decision(choice, tuple(considered), exact_db, exact_metric, full_audit, evaluation.samples, why)
 
 
 def _mitigations(cost: Mapping[str, float], scheme: Scheme) -> tuple[Mitigation, ...]:
@@ -313,7 +315,7 @@ def _mitigations(cost: Mapping[str, float], scheme: Scheme) -> tuple[Mitigation,
     )
 
 
-def _measured(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: Audit) -> Mitigation:
+def _with_figures(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: Audit) -> Mitigation:
     if safe:
         return replace(
             mitigation,
@@ -324,16 +326,16 @@ def _measured(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: 
     return replace(mitigation, sqnr_db=full.float_db[0] if mitigation.name == FULL and full.float_db else -math.inf)
 
 
-def _seen(mitigation: Mitigation, evaluation: Evaluation, found: Audit) -> Mitigation:
+def _with_evaluation(mitigation: Mitigation, evaluation: Evaluation, audit_result: Audit) -> Mitigation:
     """Evaluate a mitigation whose ranges are fitted to the samples, so other inputs may saturate. If sums saturate on
     the audited samples, subtract the loss from the SQNR and leave out the metric. Otherwise use the metric of exact
     kernels.
     """
     sqnr_db = evaluation.agreement[mitigation.name].sqnr_db
-    if found.float_db is not None and found.clipped:
-        return replace(mitigation, sqnr_db=sqnr_db - max(0.0, found.float_db[1] - found.float_db[0]))
+    if audit_result.float_db is not None and audit_result.clipped:
+        return replace(mitigation, sqnr_db=sqnr_db - max(0.0, audit_result.float_db[1] - audit_result.float_db[0]))
     metric = _metric(evaluation, mitigation.name)
-    return replace(mitigation, sqnr_db=sqnr_db, metric=metric, safe=found.safe)
+    return replace(mitigation, sqnr_db=sqnr_db, metric=metric, safe=audit_result.safe)
 
 
 def _metric(evaluation: Evaluation, name: str) -> float | None:
@@ -349,18 +351,19 @@ def _loss(evaluation: Evaluation, exact_db: float, exact_metric: float | None) -
     def loss(mitigation: Mitigation) -> float:
         if exact_metric is not None and mitigation.metric is not None:
             return sign * (exact_metric - mitigation.metric) / TOLERATED_METRIC
+        # If the exact kernels add no noise, there is no difference in dB to measure.
         return (exact_db - mitigation.sqnr_db) / TOLERATED_DB if math.isfinite(exact_db) else 0.0
 
     return loss
 
 
-def _why(chosen: Mitigation, found: Audit, exact_db: float) -> str:
-    if found.safe:
-        return f"{chosen.name}: {found.summary()}"
-    by = f"{exact_db - chosen.sqnr_db:.1f} dB below exact kernels"
-    if not chosen.safe:
-        by = f"{by} on samples, and other inputs can saturate" if chosen.scheme.fit_seen else "not free of saturation"
-    return f"{chosen.name}, at {chosen.cost:g} times the time: {found.summary()}; this is {by}"
+def _describe_choice(choice: Mitigation, full_audit: Audit, exact_db: float) -> str:
+    if full_audit.safe:
+        return f"{choice.name}: {full_audit.summary()}"
+    by = f"{exact_db - choice.sqnr_db:.1f} dB below exact kernels"
+    if not choice.safe:
+        by = f"{by} on samples, and other inputs can saturate" if choice.scheme.fit_seen else "not free of saturation"
+    return f"{choice.name}, at {choice.cost:g} times the time: {full_audit.summary()}; this is {by}"
 
 
 _CPU = "CPUExecutionProvider"
@@ -425,9 +428,10 @@ def audit_saturation(
             return Audited(loaded.name, Audit(()), name, target.name)
         features = target.features if target is not None else frozenset[str]()
         samples = None
+        # Without samples, the weights give a bound that holds for every input.
         if data is not None:
             samples = open_samples(data, loaded.signature, preprocess=loaded.preprocess, progress=progress)
-        found = audit(
+        audit_result = audit(
             loaded.model,
             build_graph_settings(loaded.settings) if plugin is not None else loaded.settings,
             samples=samples,
@@ -436,7 +440,7 @@ def audit_saturation(
             table=saturation_table(plugin.int8.saturation, features) if plugin is not None else None,
             progress=progress,
         )
-        return Audited(loaded.name, found, name, target.name if target is not None else "")
+        return Audited(loaded.name, audit_result, name, target.name if target is not None else "")
 
 
 def _saturates(target: Target, plugin: Engine | None) -> bool:

@@ -35,7 +35,7 @@ from edgeq.reporting.page import DIGITS
 from edgeq.run.session import Engines, open_session
 from edgeq.scheme import Scheme
 from edgeq.util.display import Displayed
-from edgeq.util.records import plain, rounded
+from edgeq.util.records import plain, round_floats
 
 Array = NDArray[Any]
 
@@ -100,16 +100,16 @@ def expected_outputs(
         for case in cases
         if (outputs := {name: array for name, array in case.outputs.items() if name not in random})
     )
-    others: list[Mapping[str, Array]] = [case.outputs for case in cases]
+    device_outputs: list[Mapping[str, Array]] = [case.outputs for case in cases]
     if cases and not native and not (check is not None and check.answers):
         session = open_session(float_model)
-        others = [_answers(session, case) for case in cases]
+        device_outputs = [_answers(session, case) for case in cases]
     factor = _SIMULATED if simulated else 1.0
     tolerance, slices = {}, {}
     names = tuple(dict.fromkeys(name for case in cases for name in case.outputs))
     pairs: dict[str, list[tuple[SelfTestCase, OutputPair]]] = {name: [] for name in names}
-    for case, other in zip(cases, others, strict=True):
-        for pair in pair_outputs(basis, case.outputs, other, case.inputs):
+    for case, device_output in zip(cases, device_outputs, strict=True):
+        for pair in pair_outputs(basis, case.outputs, device_output, case.inputs):
             pairs[pair.name].append((case, pair))
     for name in names:
         tolerance[name], parts = _allowed(pairs[name], factor)
@@ -134,30 +134,30 @@ def _allowed(
         return 0.0, ()
     sums, changed, grid = SliceSums(), 0.0, [np.zeros(0)]
     for case, pair in pairs:
-        expected, other = pair.to_numbers()
-        other = other if other.shape == expected.shape else expected
-        changed = max(changed, float(np.abs(other - expected).max(initial=0.0)))
-        sums.update(expected, other, case.inputs.values(), mask=pair.mask, ranked=pair.ranked)
+        expected, device_values = pair.to_numbers()
+        device_values = device_values if device_values.shape == expected.shape else expected
+        changed = max(changed, float(np.abs(device_values - expected).max(initial=0.0)))
+        sums.update(expected, device_values, case.inputs.values(), mask=pair.mask, ranked=pair.ranked)
         grid.append(expected.ravel() if pair.mask is None else expected[pair.mask])
     values = np.concatenate(grid)
     largest = float(np.abs(values).max(initial=0.0))
     if values.size >= _ENOUGH_VALUES:  # The distance of a quantity from zero is not its size.
         largest = min(largest, float(np.ptp(values))) or largest
-    whole = max(_SELFTEST_TOLERANCE * largest, factor * changed)
+    tolerance = max(_SELFTEST_TOLERANCE * largest, factor * changed)
     step = 2 * _step(values)
     parts = ((part, max(_SLICE_TOLERANCE * part.peak, factor * part.max_abs_error, step)) for part in sums.result())
-    kept = (SliceTolerance(p.axis, p.first, p.last, allowed) for p, allowed in parts if allowed < whole)
-    strictest = sorted(kept, key=lambda part: part.tolerance)[:_MOST_SLICES]
-    return whole, tuple(sorted(strictest, key=lambda part: (part.axis, part.first)))
+    slices = (SliceTolerance(p.axis, p.first, p.last, allowed) for p, allowed in parts if allowed < tolerance)
+    strictest = sorted(slices, key=lambda part: part.tolerance)[:_MOST_SLICES]
+    return tolerance, tuple(sorted(strictest, key=lambda part: (part.axis, part.first)))
 
 
 def _step(values: Array) -> float:
     """Return the step of the grid that contains all the values, or 0 if there is no grid. There is a grid if the whole
     output is quantized with one scale.
     """
-    known = np.unique(values.astype(np.float64))
-    step = float(np.diff(known).min()) if len(known) > 1 else 0.0
-    on_grid = step > 0 and bool(np.all(np.abs(known / step - np.rint(known / step)) < _OFF_GRID))
+    levels = np.unique(values.astype(np.float64))
+    step = float(np.diff(levels).min()) if len(levels) > 1 else 0.0
+    on_grid = step > 0 and bool(np.all(np.abs(levels / step - np.rint(levels / step)) < _OFF_GRID))
     return step if on_grid else 0.0
 
 
@@ -192,20 +192,20 @@ class ProvenVariant(Displayed):
 
     def __brief__(self) -> dict[str, Any]:
         artifact = self.built.artifact
-        known = {"target": self.built.target.name, "scheme": artifact.scheme.title, "bytes": self.bytes}
-        return {**known, "native": self.native, **self.proof.__brief__()}
+        brief = {"target": self.built.target.name, "scheme": artifact.scheme.title, "bytes": self.bytes}
+        return {**brief, "native": self.native, **self.proof.__brief__()}
 
     @property
     def min_onnxruntime(self) -> str:
         """Return the oldest onnxruntime that is known to run the variant."""
-        known = [self.built.artifact.min_onnxruntime or self.built.target.profile.min_onnxruntime]
-        known += [self.compatibility.minimum] if self.compatibility else []
+        versions = [self.built.artifact.min_onnxruntime or self.built.target.profile.min_onnxruntime]
+        versions += [self.compatibility.minimum] if self.compatibility else []
         plugin = self.built.artifact.plugin
         if plugin is not None and plugin.engine.direct is None and plugin.engine.min_onnxruntime:
             # if the engine's own package can replace the plug-in, only a device that uses the plug-in needs this
             # version
-            known.append(plugin.engine.min_onnxruntime)
-        return max(known, key=parse_version)
+            versions.append(plugin.engine.min_onnxruntime)
+        return max(versions, key=parse_version)
 
     def __record__(self) -> dict[str, Any]:
         return {
@@ -239,13 +239,13 @@ def with_fallback(name: str, fallback: ProvenVariant, preferred: Sequence[Proven
         preferred: the variants of plug-ins, best first. A device uses the first variant whose engine is installed and
             passes the self-test.
     """
-    found = {name: fallback}
+    variants = {name: fallback}
     for place, variant in enumerate(preferred):
         plugin = variant.built.artifact.plugin
         assert plugin is not None, "what onnxruntime runs by itself is the fall-back"
-        own = f"{name}-{plugin.name.replace(':', '-')}"
-        found[own] = replace(variant, preference=len(preferred) - place)
-    return found
+        fallback_name = f"{name}-{plugin.name.replace(':', '-')}"
+        variants[fallback_name] = replace(variant, preference=len(preferred) - place)
+    return variants
 
 
 def variant_spec(
@@ -292,7 +292,7 @@ def variant_spec(
         "coverage": _coverage(proof.coverage),
         "accuracy": _accuracy(proof),
         "checks": [plain(check) for check in variant.checks],
-        **({"saturation": rounded(plain(variant.decision), DIGITS)} if variant.decision else {}),
+        **({"saturation": round_floats(plain(variant.decision), DIGITS)} if variant.decision else {}),
         **({"threads": variant.threads} if variant.threads else {}),
         **({"files": sorted(artifact.files)} if artifact.files else {}),
         **_estimate(artifact),
@@ -360,9 +360,12 @@ def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantS
         cases, None, job.prepared.path, native=not modelled, simulated=modelled, basis=job.basis, random=random
     )
     simulated = modelled or artifact.plugin is not None
-    where = "in simulation on a CPU" if simulated else "this machine"
+    location = "in simulation on a CPU" if simulated else "this machine"
     kind: CheckKind = "modelled" if simulated else "native"
-    checks = [ArtifactCheck("load", kind, where, unopened, True), ArtifactCheck("self-test", kind, where, "", True)]
+    checks = [
+        ArtifactCheck("load", kind, location, unopened, True),
+        ArtifactCheck("self-test", kind, location, "", True),
+    ]
     info = {
         **_engine(artifact),
         "title": alternative.title,
@@ -384,11 +387,11 @@ def _drawn_outputs(job: Job) -> tuple[str, ...]:
     return tuple(name for name in job.prepared.graph.outputs if name in random)
 
 
-def _coverage(found: Coverage) -> dict[str, Any]:
+def _coverage(coverage: Coverage) -> dict[str, Any]:
     """Return the coverage for the manifest: the share (null if unknown), and how it is known."""
-    share = None if found.int8_mac_share is None else round(found.int8_mac_share, 4)
-    precisions = {"precisions": dict(found.precisions)} if found.precisions else {}
-    return {"int8_mac_share": share, "basis": found.basis, "how": found.how, **precisions}
+    share = None if coverage.int8_mac_share is None else round(coverage.int8_mac_share, 4)
+    precisions = {"precisions": dict(coverage.precisions)} if coverage.precisions else {}
+    return {"int8_mac_share": share, "basis": coverage.basis, "how": coverage.how, **precisions}
 
 
 def _accuracy(proof: Proof) -> dict[str, Any]:

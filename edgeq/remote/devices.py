@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.util.folders import user_folder
-from edgeq.util.records import is_toml, read_toml, toml_table
+from edgeq.util.record_files import is_toml, read_toml, toml_table
 
 DEVICES = "devices.toml"
 """Name of the devices file, in the user's configuration folder and in the working directory."""

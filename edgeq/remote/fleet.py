@@ -11,7 +11,7 @@ from edgeq.measure.latency import Measurement
 from edgeq.remote.bench import BoardBench
 from edgeq.remote.devices import Board
 from edgeq.remote.session import open_board
-from edgeq.reporting.timing import BenchReport, FleetRecord, FleetRow, summarised
+from edgeq.reporting.timing import BenchReport, FleetRecord, FleetRow, summarise_boards
 from edgeq.util.display import Advance
 from edgeq.util.records import parse, plain
 
@@ -29,7 +29,7 @@ def measure_fleet(boards: Sequence[Board], run: Callable[..., Measurement], on_s
     """
     with ThreadPoolExecutor(min(_AT_ONCE, len(boards))) as pool:
         rows, scenarios = zip(*pool.map(lambda board: _measure_board(board, run, on_status), boards), strict=True)
-    return summarised(rows, next(filter(None, scenarios), ""))
+    return summarise_boards(rows, next(filter(None, scenarios), ""))
 
 
 def _measure_board(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> tuple[FleetRow, str]:

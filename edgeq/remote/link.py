@@ -35,7 +35,7 @@ from msgspec import Meta
 from edgeq.errors import BoardError
 from edgeq.remote.devices import Board
 from edgeq.util.folders import shipped
-from edgeq.util.outputs import sha256
+from edgeq.util.marker import sha256
 
 T = TypeVar("T")
 _STOP_S = 1.0

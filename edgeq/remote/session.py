@@ -46,7 +46,7 @@ from edgeq.run.session import (
 from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.folders import shipped
-from edgeq.util.outputs import sha256
+from edgeq.util.marker import sha256
 from edgeq.util.records import Count, parse
 
 _SHORT = "/tmp"

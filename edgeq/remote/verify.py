@@ -28,7 +28,7 @@ from edgeq.errors import BoardError, BundleError, CheckFailedError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import AUTO, resolve
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.prove.target_checks import verify_request
+from edgeq.prove.verify_options import read_verify_request
 from edgeq.remote import link
 from edgeq.remote.devices import Board, find_boards
 from edgeq.remote.link import Line, Text, read_json
@@ -240,7 +240,7 @@ def verify_everywhere(
     bundle: Path, variant: str | None, options: Mapping[str, Any], *, progress: Progress = SILENT
 ) -> VerifiedEverywhere:
     """Run `edgeq verify --on` with its command-line options. Each name in `--on` is a board or a target."""
-    request = verify_request(bundle, variant, options)
+    request = read_verify_request(bundle, variant, options)
     boards = {name: find_boards(name) for name in request.on}
     # A name that is no board can only be a target, and `verify_on` reports it if it is neither.
     targets = tuple(name for name, matches in boards.items() if not matches)

@@ -30,9 +30,11 @@ from edgeq.reporting.page import RECORD, TUNING, render
 from edgeq.reporting.read import ReportData, ReportVerdict, read_report, verdict_of
 from edgeq.reporting.timing import INT8, FleetRecord
 from edgeq.util.display import SILENT, Displayed, Progress
-from edgeq.util.outputs import check_apart, check_free, is_plain, output_file
+from edgeq.util.marker import is_plain
+from edgeq.util.outputs import check_apart, check_free, output_file
 from edgeq.util.paths import path_of
-from edgeq.util.records import json_object, plain, read_json
+from edgeq.util.record_files import json_object, read_json
+from edgeq.util.records import plain
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -42,6 +44,7 @@ def read_record(path: Path) -> dict[str, Any]:
         DataError: the file is not one of these records.
     """
     record = json_object(path, DataError, "Give a record that edgeq wrote")
+    # The part behind the slash is the version of the format, which old and new records may differ in.
     kind = str(record.get("schema", "")).partition("/")[0]
     if kind == "edgeq.tuning":
         return {"tuning": record}
@@ -59,10 +62,10 @@ def bundle_record(bundle: Bundle) -> dict[str, Any]:
     record = dict(_json_in(bundle, RECORD))
     if TUNING in bundle.files:  # a bundle of edgeq 0.2 or older
         record["tuning"] = _json_in(bundle, TUNING)
-    known = record.get("variants")
-    kept = known if isinstance(known, dict) else {}
+    variants = record.get("variants")
+    recorded = variants if isinstance(variants, dict) else {}
     # The manifest, not the record, decides which variants may run.
-    record["variants"] = {v.name: {**_variant(v), **_body(kept.get(v.name))} for v in bundle.components[MAIN]}
+    record["variants"] = {v.name: {**_variant(v), **_body(recorded.get(v.name))} for v in bundle.components[MAIN]}
     record.setdefault("name", bundle.name)
     record.setdefault("versions", bundle.metadata.get("tools", {}))
     record.setdefault(
@@ -77,29 +80,31 @@ def bundle_record(bundle: Bundle) -> dict[str, Any]:
         "bundle, files and bytes": f"{len(bundle.files) + 1} files, {total} bytes",
         "manifest, sha256": bundle.manifest_sha256,
     }
+    # A page always names a next step.
     if not record.get("commands"):
         record["commands"] = [f"edgeq verify {bundle.source.name}", f"edgeq bench {bundle.source.name}"]
     return record
 
 
-def measured(
+def add_measurements(
     record: Mapping[str, Any], bundle: Bundle, name: str | None, settings: BenchSettings | None, progress: Progress
 ) -> dict[str, Any]:
     """Return `record` with latencies and kernel times that are measured now on this machine."""
-    found = bench(bundle.source, variant=name, settings=settings, progress=progress)
+    report = bench(bundle.source, variant=name, settings=settings, progress=progress)
     variants, _ = choose_variants(bundle, read_device(), name)
-    chosen = variants[-1]
+    # The best variant for this machine comes last, and float32, if it is in the bundle, first.
+    best = variants[-1]
     times = _kernels(variants)
     bodies = {key: dict(body) for key, body in record["variants"].items()}
     if times:
-        bodies[chosen.name]["kernels"] = times
+        bodies[best.name]["kernels"] = times
     # The record may also have latencies of a tuning run. The latencies that are measured now take precedence.
     return {
         **record,
         "variants": bodies,
-        "bench": plain(found),
+        "bench": plain(report),
         "machine": plain(detect_machine()),
-        "versions": {**_body(record.get("versions")), **found.versions},
+        "versions": {**_body(record.get("versions")), **report.versions},
     }
 
 
@@ -107,22 +112,23 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
     """Return the kernel times of the chosen variant and of the float32 variant, if there is one, on an input of the
     self-test.
     """
-    chosen = variants[-1]
+    best = variants[-1]
     cases = [case for variant in variants for case in variant.cases]
-    if not cases or chosen.model is None:
+    if not cases or best.model is None:
         return {}
+    # A bundle contains no inputs other than those of its self-test.
     feed = read_arrays(cases[0].inputs)
-    first = variants[0].model
-    assert first is not None  # select() returns only variants that onnxruntime runs
+    float_model = variants[0].model
+    assert float_model is not None  # select() returns only variants that onnxruntime runs
     # External weights may be elsewhere in the bundle.
-    weights = Path(variants[0].session_options.get(EXTERNAL_FOLDER, first.parent))
-    source = read_unchecked(first, weights)
-    found = {}
+    weights = Path(variants[0].session_options.get(EXTERNAL_FOLDER, float_model.parent))
+    source = read_unchecked(float_model, weights)
+    kernels = {}
     for variant in variants:
         if variant.model is not None and find_plugin(variant.ep) is None:
             times = kernel_times(variant.model, variant_settings(variant), feed, source)
-            found["float32" if variant.component == FLOAT else "int8"] = plain(times)
-    return found
+            kernels["float32" if variant.component == FLOAT else "int8"] = plain(times)
+    return kernels
 
 
 def _variant(variant: Variant) -> dict[str, Any]:
@@ -154,8 +160,8 @@ def _accuracy(short: Mapping[str, Any]) -> dict[str, Any]:
     primary one.
     """
     bodies = {name: _body(short.get(name)) for name in (FLOAT, INT8)}
-    rest = {"task": "", "samples": short.get("samples") or 0, "higher_is_better": True}
-    return {name: {"metrics": m, "primary": next(iter(m)), **rest} for name, m in bodies.items() if m}
+    defaults = {"task": "", "samples": short.get("samples") or 0, "higher_is_better": True}
+    return {name: {"metrics": m, "primary": next(iter(m)), **defaults} for name, m in bodies.items() if m}
 
 
 def _is_path(key: str) -> bool:
@@ -167,13 +173,14 @@ def _bytes_of(variant: Variant) -> int | None:
     """Return the size of a variant's model in bytes, or None if its weights are elsewhere in the bundle."""
     if variant.model is None or any(_is_path(key) for key in variant.session_options):
         return None
+    # edgeq.json describes the variant. It is not part of the model.
     folder = variant.model.parent
     return sum(p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file() and p.name != "edgeq.json")
 
 
 def _float_bytes(bundle: Bundle) -> int | None:
-    found = bundle.components.get(FLOAT)
-    return _bytes_of(found[0]) if found else None
+    variants = bundle.components.get(FLOAT)
+    return _bytes_of(variants[0]) if variants else None
 
 
 def _json_in(bundle: Bundle, name: str) -> Mapping[str, Any]:
@@ -188,6 +195,7 @@ def _body(value: object) -> dict[str, Any]:
 
 # The last line of a page is a hash of everything before it. The hash shows whether somebody changed the page.
 _SEAL = b"<!-- edgeq report sha256:%s -->\n"
+# Bounds what `_is_report` reads into memory. A larger file does not count as a report.
 _MOST_BYTES = 1 << 28
 
 
@@ -262,8 +270,9 @@ def report_bundle(
     path = path_of(path, "bundle")
     if variant is not None and not measure:
         raise UsageError("--variant needs --bench", "Add --bench, or leave out --variant")
-    place = Path(output) if output is not None else _beside(path)
+    place = Path(output) if output is not None else _page_path(path)
     _check_outside(place, path)
+    # Refuse the output before the measurement, which takes minutes.
     check_free(place, force=force or _is_report(place), kind="file")
     check_apart(place, [path, *([fleet] if fleet is not None else [])])
     if _is_record(path):
@@ -280,12 +289,15 @@ def report_bundle(
         with open_checked(path) as bundle:
             record = bundle_record(bundle)
             if measure:
-                record = measured(record, bundle, variant, settings, progress)
+                record = add_measurements(record, bundle, variant, settings, progress)
     if fleet is not None:
-        found = read_json(fleet, FleetRecord, DataError, "Give the output of `edgeq bench --on FLEET.toml --json`")
-        record = {**record, "fleet": plain(found)}
+        fleet_record = read_json(
+            fleet, FleetRecord, DataError, "Give the output of `edgeq bench --on FLEET.toml --json`"
+        )
+        record = {**record, "fleet": plain(fleet_record)}
     data = read_report(record)
-    page = _sealed(render(data).encode("utf-8"))
+    page = _seal(render(data).encode("utf-8"))
+    # The file may have changed during the measurement, so look at it again.
     with output_file(place, force=force or _is_report(place)) as draft:
         draft.write_bytes(page)
     return WrittenReport(path, place, data, len(page))
@@ -300,9 +312,9 @@ def _of_a_run(path: Path) -> bool:
     return path.suffix == ".tuning" and path.is_dir()
 
 
-def _beside(path: Path) -> Path:
-    whole = path.absolute()
-    return whole.with_name(f"{whole.name.removesuffix('.edgeq').removesuffix('.json')}.report.html")
+def _page_path(path: Path) -> Path:
+    absolute = path.absolute()
+    return absolute.with_name(f"{absolute.name.removesuffix('.edgeq').removesuffix('.json')}.report.html")
 
 
 def _check_outside(place: Path, bundle: Path) -> None:
@@ -315,8 +327,9 @@ def _is_report(place: Path) -> bool:
     if not is_plain(place) or place.stat().st_size > _MOST_BYTES:
         return False
     page = read_file(place)
-    return page == _sealed(page[: -len(_sealed(b""))])
+    # The seal has a fixed length, so it can be cut off and computed again.
+    return page == _seal(page[: -len(_seal(b""))])
 
 
-def _sealed(page: bytes) -> bytes:
+def _seal(page: bytes) -> bytes:
     return page + _SEAL % hashlib.sha256(page).hexdigest().encode()

@@ -114,9 +114,10 @@ class Side:
     accuracy: Accuracy | None
     quantized: bool = False
 
-    def same_as(self, other: Side) -> bool:
+    def same_as(self, side: Side) -> bool:
         """Return whether both models consist of the same bytes and run in the same way."""
-        return self.digest is not None and (self.digest, self.variant) == (other.digest, other.variant)
+        # A file that cannot be read has no digest, and two such files need not be the same.
+        return self.digest is not None and (self.digest, self.variant) == (side.digest, side.variant)
 
     def __record__(self) -> dict[str, Any]:
         return {
@@ -156,30 +157,36 @@ class Comparison(Page):
         """Return the float model file and its quantized form, in this order, for `edgeq debug`. Return None unless one
         of A and B is a float model and the other is its quantized form.
         """
-        found = next(((a, b) for a, b in ((self.a, self.b), (self.b, self.a)) if b.quantized and not a.quantized), None)
-        return found if found is not None and found[0].variant is None else None
+        pair = next(((a, b) for a, b in ((self.a, self.b), (self.b, self.a)) if b.quantized and not a.quantized), None)
+        # `edgeq debug` takes the float model as a file, and a variant is not a file of its own.
+        return pair if pair is not None and pair[0].variant is None else None
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return the rows of a table with the columns: figure, A, B, B against A. Unknown figures have no row."""
-        rows = _grown("size", self.a.bytes, self.b.bytes)
+        rows = _growth_rows("size", self.a.bytes, self.b.bytes)
         a, b = (side.coverage["int8_mac_share"] if side.coverage else None for side in (self.a, self.b))
         if a is not None and b is not None:
             rows.append(("MACs in int8, here", share(a), share(b), f"{signed(100 * (b - a), 1)} pt"))
         if self.a.accuracy is not None and self.b.accuracy is not None:
             for name, value in self.a.accuracy.metrics.items():
-                other = self.b.accuracy.metrics[name]
-                change = difference(name, other - value)
-                rows.append((metric_name(name), metric(name, value), metric(name, other), change))
+                value_of_b = self.b.accuracy.metrics[name]
+                change = difference(name, value_of_b - value)
+                rows.append((metric_name(name), metric(name, value), metric(name, value_of_b), change))
         for output in self.agreement.outputs if self.agreement is not None else ():
             rows += _output_rows(output)
         if self.measurement is not None:
             latencies = [self.measurement.latency(side) for side in (A, B)]
             for name in ("p50", "p90", "p99"):
-                of_a, of_b = (milliseconds(found[f"{name}_ms"]) for found in latencies)
+                of_a, of_b = (milliseconds(latency[f"{name}_ms"]) for latency in latencies)
                 rows.append(
-                    (f"latency {name}", of_a, of_b, _speed(read_speed(self.measurement, B)) if name == "p50" else "")
+                    (
+                        f"latency {name}",
+                        of_a,
+                        of_b,
+                        _describe_speed(read_speed(self.measurement, B)) if name == "p50" else "",
+                    )
                 )
-        return rows + _grown("peak memory", *_memories(self))
+        return rows + _growth_rows("peak memory", *_memories(self))
 
     def missed(self) -> tuple[str, ...]:
         """Return a sentence for each limit that was not shown to hold. This includes unsettled limits, because a build
@@ -189,8 +196,8 @@ class Comparison(Page):
 
     def check(self) -> None:
         """Raise CheckFailedError if a limit was not shown to hold."""
-        if found := self.missed():
-            raise CheckFailedError("; ".join(found), "Keep A, or find the cause with `edgeq debug` and `edgeq bench`")
+        if missed := self.missed():
+            raise CheckFailedError("; ".join(missed), "Keep A, or find the cause with `edgeq debug` and `edgeq bench`")
 
     def verdict(self) -> tuple[str, ...]:
         """Return sentences on what replacing A with B would gain and cost, most important first."""
@@ -201,6 +208,7 @@ class Comparison(Page):
             lines.append(f"{read_speed(self.measurement, B).sentence('B', 'A')}.")
         if self.a.accuracy is not None and self.b.accuracy is not None:
             lines.append(_accuracy_sentence(self.a.accuracy, self.b.accuracy))
+        # Labels show whether B still does its task, so how closely it follows A matters only without them.
         elif self.agreement is not None:
             lines += _agreement_sentences(self.agreement)
         a, b = self.a.bytes, self.b.bytes
@@ -228,7 +236,7 @@ class Comparison(Page):
     def figures(self) -> dict[str, Any]:
         """Return all the measurements as plain values."""
         timed = self.measurement
-        found: dict[str, Any] = plain(
+        record: dict[str, Any] = plain(
             {
                 "a": self.a,
                 "b": self.b,
@@ -241,48 +249,50 @@ class Comparison(Page):
                 "notes": self.notes,
             }
         )
-        return found
+        return record
 
 
-def _memories(found: Comparison) -> tuple[int | None, int | None]:
+def _memories(comparison: Comparison) -> tuple[int | None, int | None]:
     """Return the peak memory of A's session and of B's session in bytes, without the memory of the process itself. A
     value is None if it is not known.
     """
-    models = found.measurement.models if found.measurement is not None else {}
+    models = comparison.measurement.models if comparison.measurement is not None else {}
     a, b = ((models.get(name, {}).get("memory") or {}).get("session_peak_bytes") for name in (A, B))
     return a, b
 
 
-def _speed(found: Claim) -> str:
+def _describe_speed(speedup: Claim) -> str:
     """Return B's speed as a multiple of A's, as text. The text includes the interval of a claimed speed, or the spread
     of an estimated speed. Return "" if the speed is not known.
     """
-    for about, known in (("", found.interval), ("about ", found.estimated)):
-        if known is not None:
-            return f"{about}{times(known[0])} the speed ({known[1]:.2f} to {known[2]:.2f})"
+    for about, interval in (("", speedup.interval), ("about ", speedup.estimated)):
+        if interval is not None:
+            return f"{about}{times(interval[0])} the speed ({interval[1]:.2f} to {interval[2]:.2f})"
     return ""
 
 
-def _grown(what: str, a: int | None, b: int | None) -> list[Row]:
-    return [(what, size(a), size(b), times(b / a))] if a and b else []
+def _growth_rows(title: str, a: int | None, b: int | None) -> list[Row]:
+    return [(title, size(a), size(b), times(b / a))] if a and b else []
 
 
 def _output_rows(output: OutputAgreement) -> Iterator[Row]:
+    # An output without elements has no SQNR, and that of equal outputs is infinite.
     follows = decibels(output.sqnr_db) if math.isfinite(output.sqnr_db) and output.elements else "–"
     closeness = f"cosine {output.cosine:.5f}" if output.top1 is None else f"same top answer {share(output.top1)}"
     yield f"output {output.name}", "", "", f"{'equal' if output.equal else follows}, {closeness}"
     for part in output.slices:
-        shown = decibels(part.sqnr_db) if math.isfinite(part.sqnr_db) else "–"
-        yield f"  {part.first}..{part.last} on axis {part.axis}", "", "", f"{shown}, cosine {part.cosine:.5f}"
+        text = decibels(part.sqnr_db) if math.isfinite(part.sqnr_db) else "–"
+        yield f"  {part.first}..{part.last} on axis {part.axis}", "", "", f"{text}, cosine {part.cosine:.5f}"
 
 
 def _accuracy_sentence(a: Accuracy, b: Accuracy) -> str:
-    name, after = a.primary, b.metrics[a.primary]
-    if after == a.value:
-        return f"Both have a {metric_name(name)} of {metric(name, after)}."
-    change = difference(name, after - a.value).lstrip("+−")
-    verb = "better" if (after > a.value) == a.higher_is_better else "worse"
-    return f"B's {metric_name(name)} is {change} {verb}: {metric(name, after)}."
+    name, value = a.primary, b.metrics[a.primary]
+    if value == a.value:
+        return f"Both have a {metric_name(name)} of {metric(name, value)}."
+    # The verb states the direction, so a sign would state it twice.
+    change = difference(name, value - a.value).lstrip("+−")
+    verb = "better" if (value > a.value) == a.higher_is_better else "worse"
+    return f"B's {metric_name(name)} is {change} {verb}: {metric(name, value)}."
 
 
 def _agreement_sentences(agreement: Agreement) -> list[str]:
@@ -293,17 +303,18 @@ def _agreement_sentences(agreement: Agreement) -> list[str]:
         return ["Their outputs are equal."]
     lines = []
     compared = [output for output in outputs if output.compared]
+    # A bad part can hide in a good output, so the sentence names the worst of outputs and parts.
     parts = [part.sqnr_db for output in compared for part in output.slices]
-    if known := [db for db in (*parts, *(output.sqnr_db for output in compared)) if math.isfinite(db)]:
+    if finite := [db for db in (*parts, *(output.sqnr_db for output in compared)) if math.isfinite(db)]:
         top1 = f"with the same top answer in {share(agreement.top1)} {samples}" if agreement.top1 is not None else ""
         closeness = top1 or f"with a cosine of {min(output.least_cosine for output in compared):.5f}"
-        lines.append(f"B's outputs follow A's at {decibels(min(known))} SQNR, {closeness}.")
+        lines.append(f"B's outputs follow A's at {decibels(min(finite))} SQNR, {closeness}.")
     lines += [f"{text[0].upper()}{text[1:]}." for output in outputs for text in (output.basis_note,) if text]
     lines += [
         f"{text[0].upper()}{text[1:]}."
         for output in compared
         for text in (output.level_note,)
-        if text and output.least_db < min([HEALTHY_DB, *known])
+        if text and output.least_db < min([HEALTHY_DB, *finite])
     ]
     return lines + [
         f"Output {output.name} has another size in {output.mismatched} {samples}, which are left out."
@@ -312,26 +323,27 @@ def _agreement_sentences(agreement: Agreement) -> list[str]:
     ]
 
 
-def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCheck, ...]:
+def check_limits(comparison: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCheck, ...]:
     """Check each limit. The sentences in the result call the two models `a` and `b`.
 
     If the figure for a limit could not be measured, the limit is missed. There is one exception: if the machine was too
     busy to measure the speed, that limit is unsettled. Accuracy has no uncertainty, because the limit is only about
     these samples.
     """
-    limits = found.limits
+    limits = comparison.limits
     checks = []
     if limits.max_drop is not None:
-        checks.append(_drop(found, limits.max_drop, b))
+        checks.append(_drop(comparison, limits.max_drop, b))
     if limits.min_speedup is not None:
-        checks.append(_speedup(found, limits.min_speedup, a, b))
-    for what, values, limit in (
-        ("size", (found.a.bytes, found.b.bytes), limits.max_growth),
-        ("memory", _memories(found), limits.max_memory_growth),
+        checks.append(_speedup(comparison, limits.min_speedup, a, b))
+    for title, values, limit in (
+        ("size", (comparison.a.bytes, comparison.b.bytes), limits.max_growth),
+        ("memory", _memories(comparison), limits.max_memory_growth),
     ):
         if limit is not None:
-            sentence = "" if found.same else _growth(what, *values, limit, a, b)
-            checks.append(LimitCheck(what, limit, f"{share(limit)} more", MISSED if sentence else HELD, sentence))
+            # A model cannot outgrow itself, even if its memory was not measured.
+            sentence = "" if comparison.same else _growth(title, *values, limit, a, b)
+            checks.append(LimitCheck(title, limit, f"{share(limit)} more", MISSED if sentence else HELD, sentence))
     # Terminals, JSON and JUnit XML get these texts. Only the report uses thin spaces.
     return tuple(
         replace(check, text=check.text.replace("\u202f", " "), sentence=check.sentence.replace("\u202f", " "))
@@ -339,19 +351,25 @@ def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCh
     )
 
 
-def speed_outcome(found: Claim, limit: float) -> Outcome:
+def speed_outcome(speedup: Claim, limit: float) -> Outcome:
     """Return whether the measurement shows a speed of at least `limit`, a speed below `limit`, or neither."""
-    interval = found.interval
+    interval = speedup.interval
+    # With the limit inside the interval, the true speed may be on either side of it.
     if interval is None or interval[1] < limit <= interval[2]:
         return UNSETTLED
     return HELD if interval[1] >= limit else MISSED
 
 
-def _speedup(found: Comparison, limit: float, a: str, b: str) -> LimitCheck:
+def _speedup(comparison: Comparison, limit: float, a: str, b: str) -> LimitCheck:
     required = f"less than the {times(limit)} required"
-    claim = read_speed(found.measurement, B) if found.measurement is not None else Claim(reason="it was not timed")
+    claim = (
+        read_speed(comparison.measurement, B)
+        if comparison.measurement is not None
+        else Claim(reason="it was not timed")
+    )
     outcome, said = speed_outcome(claim, limit), claim.sentence(b, a)
-    if found.same:
+    if comparison.same:
+        # Equal models are not timed, because their ratio is known to be 1.
         outcome, said = HELD if limit <= 1 else MISSED, f"{b} is the same model as {a} and as fast"
     sentences = {
         HELD: "",
@@ -361,25 +379,27 @@ def _speedup(found: Comparison, limit: float, a: str, b: str) -> LimitCheck:
     return LimitCheck("latency", limit, f"at least {times(limit)} the speed", outcome, sentences[outcome])
 
 
-def _drop(found: Comparison, limit: float, b: str) -> LimitCheck:
-    before, after = found.a.accuracy, found.b.accuracy
-    if found.same or before is None or after is None:
-        sentence = "" if found.same else f"the accuracy that {b} loses could not be measured"
+def _drop(comparison: Comparison, limit: float, b: str) -> LimitCheck:
+    accuracy_a, accuracy_b = comparison.a.accuracy, comparison.b.accuracy
+    # A limit that could not be checked counts as missed. Otherwise a build would pass because a measurement failed.
+    if comparison.same or accuracy_a is None or accuracy_b is None:
+        sentence = "" if comparison.same else f"the accuracy that {b} loses could not be measured"
         return LimitCheck("accuracy", limit, f"a loss of {limit:g}", MISSED if sentence else HELD, sentence)
-    lost, name = after.loss_against(before), before.primary
-    shown, allowed = (difference(name, value).lstrip("+") for value in (lost, limit))
-    sentence = f"{b} loses {shown} of {metric_name(name)}, more than the {allowed} allowed" if lost > limit else ""
+    lost, name = accuracy_b.loss_against(accuracy_a), accuracy_a.primary
+    drop_text, allowed = (difference(name, value).lstrip("+") for value in (lost, limit))
+    sentence = f"{b} loses {drop_text} of {metric_name(name)}, more than the {allowed} allowed" if lost > limit else ""
     return LimitCheck("accuracy", limit, f"a loss of {allowed}", MISSED if sentence else HELD, sentence)
 
 
-def _growth(what: str, before: int | None, after: int | None, limit: float, a: str, b: str) -> str:
+def _growth(title: str, bytes_a: int | None, bytes_b: int | None, limit: float, a: str, b: str) -> str:
     """Return a sentence on growth beyond the limit, or "" if the limit holds."""
-    if before is None or after is None:
-        return f"the {what} could not be compared"
-    if after <= before * (1 + limit):
+    if bytes_a is None or bytes_b is None:
+        return f"the {title} could not be compared"
+    if bytes_b <= bytes_a * (1 + limit):
         return ""
-    more = share(after / before - 1) if before else size(after)
-    return f"{b}'s {what} is {size(after)}, {more} more than {a}'s {size(before)}; {share(limit)} is allowed"
+    # Growth from nothing is not a share, so the sentence gives the size.
+    more = share(bytes_b / bytes_a - 1) if bytes_a else size(bytes_b)
+    return f"{b}'s {title} is {size(bytes_b)}, {more} more than {a}'s {size(bytes_a)}; {share(limit)} is allowed"
 
 
 class ComparePlace(Opener, Protocol):
@@ -410,7 +430,7 @@ class CompareRequest:
         duration_s: the minimum time for each model, in seconds.
         attempts: the maximum number of speed measurements. Each measurement takes twice as long as the one before.
             edgeq stops measuring when the limit on speed is settled.
-        sessions: the number of sessions in which small models are timed; None means the result of `count_sessions`.
+        sessions: the number of sessions in which small models are timed; None means the result of `sessions_to_time`.
         session_options: session options for model files. They take precedence over options in the files.
     """
 
@@ -491,13 +511,15 @@ def run_comparison(
     machine.
     """
     if request.task is None:
+        # Annotations already name a task: detection.
         request = replace(request, task=infer_task_name(None, request.options))
     if request.task is not None and request.data is None:
         raise UsageError("a task needs samples", "Give --data")
     if request.data is None:
+        # Without samples, these would be ignored silently.
         about = {"--preprocess": request.preprocess, "--labels": request.labels, "--count": request.count}
-        for option, given in about.items():
-            if given is not None:
+        for option, value in about.items():
+            if value is not None:
                 raise UsageError(f"{option} is about samples", "Give them with --data, or leave it out")
     if request.task is None and request.options.given():
         raise UsageError("task options without a task", "Give a --task")
@@ -509,6 +531,7 @@ def run_comparison(
     settings = SessionSettings(config=request.session_options, intra_op_threads=request.threads)
     refuse_ignored(settings, request.a, request.b)
     with ExitStack() as stack:
+        # Both stay open until the end, because the runs of the two models alternate.
         a, b = (stack.enter_context(open_model(path, settings, opener=place)) for path in (request.a, request.b))
         differences = signature_differences(a.signature, b.signature)
         fits = is_interchangeable(a.signature, b.signature)
@@ -530,8 +553,10 @@ def run_comparison(
                 basis=sampled_basis(GraphIndex(a.graph), a.session, samples),
                 progress=progress,
             )
-        here = place is None
-        sides = [_side(loaded, key, samples, evaluation, notes, here=here) for key, loaded in ((A, a), (B, b))]
+        is_local = place is None
+        sides = [
+            _read_side(loaded, key, samples, evaluation, notes, is_local=is_local) for key, loaded in ((A, a), (B, b))
+        ]
         # If both models are the same and run in the same way, timing them would measure only the machine's noise.
         timed = request.timed and fits and not sides[0].same_as(sides[1])
         measurement = _time(request, a, b, samples, place, progress) if timed else None
@@ -550,6 +575,7 @@ def run_comparison(
 def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: Progress) -> Samples | None:
     if request.data is None:
         return None
+    # Both models must get the same inputs, so the preprocessing of one serves both.
     preprocessings = [s.preprocess for s in (a, b) if s.preprocess is not None]
     preprocess = request.preprocess if request.preprocess is not None else next(iter(preprocessings), None)
     task = as_task(request.task, request.options) if request.task is not None else None
@@ -557,7 +583,7 @@ def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: 
         in_role(as_data(request.data) or Data(request.data), "validation"),
         a.signature,
         session=lambda: a.session,
-        labelled_data=Data(request.data, labels=request.labels, role="validation"),
+        judged=Data(request.data, labels=request.labels, role="validation"),
         task=task,
         preprocess=preprocess,
         labels=request.labels,
@@ -567,23 +593,24 @@ def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: 
     )
 
 
-def _side(
+def _read_side(
     loaded: LoadedModel,
     key: str,
     samples: Samples | None,
     evaluation: Evaluation | None,
     notes: list[str],
     *,
-    here: bool,
+    is_local: bool,
 ) -> Side:
     size = digest = None
     coverage: Mapping[str, Any] | None = None
     try:
+        # A model that cannot be read or profiled still has its other figures, so an error here becomes a note.
         size = model_bytes(loaded.model, loaded.folder)
         digest = model_digest(loaded.model, loaded.folder)
-        if here:
-            first = next(iter(samples)).inputs if samples is not None and evaluation is not None else None
-            feed = first or draw_feeds(loaded.session, count=1)[0]
+        if is_local:
+            first_feed = next(iter(samples)).inputs if samples is not None and evaluation is not None else None
+            feed = first_feed or draw_feeds(loaded.session, count=1)[0]
             # There is no float model here, so the quantized graph takes its place. The MACs come from the graph's own
             # nodes and shapes.
             coverage = plain(measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op: ""))
@@ -610,6 +637,7 @@ def _time(
     count = request.sessions or count if count > 1 else 1
     limit = request.limits.min_speedup
     for attempt in range(request.attempts):
+        # A repeat of the same length would rarely narrow the interval enough to settle the limit.
         duration_s = request.duration_s * 2**attempt
         settings = BenchSettings(baseline=A, threads=request.threads, min_duration_s=duration_s)
         if place is not None:

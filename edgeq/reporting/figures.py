@@ -24,6 +24,7 @@ from edgeq.util.numbers import (
 )
 
 Pairs = tuple[tuple[str, str], ...]
+# Characters of one value, and items of one list. An untrusted record may contain values of any length.
 _TEXT_LIMIT = 2000
 _SHOWN = 12
 
@@ -32,8 +33,8 @@ def pairs(values: Mapping[str, Any], limit: int) -> Pairs:
     """Return at most `limit` items as text. Lists are joined, mappings become k=v, and booleans become yes or no. Empty
     items are left out.
     """
-    shown = ((string(key), _shown(item)) for key, item in list(values.items())[:limit])
-    return tuple((key, text) for key, text in shown if text)
+    texts = ((string(key), _item_text(item)) for key, item in list(values.items())[:limit])
+    return tuple((key, text) for key, text in texts if text)
 
 
 def string(value: object) -> str:
@@ -41,11 +42,13 @@ def string(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
+        # Python refuses to write integers of thousands of digits, and no figure of a report is that large.
         return str(value) if abs(value) < 1 << 64 else ""
+    # Only NaN differs from itself.
     return str(value)[:_TEXT_LIMIT] if isinstance(value, str | float) and value == value else ""
 
 
-def _shown(item: object) -> str:
+def _item_text(item: object) -> str:
     if isinstance(item, Mapping):
         texts = [f"{string(k)}={string(v)}" for k, v in item.items()]
     elif isinstance(item, list | tuple):
@@ -59,6 +62,7 @@ def _shown(item: object) -> str:
 # Characters that reorder or break the text around them. The page shows them as numbers, so that one name cannot imitate
 # another.
 _UNRULY = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+# Unicode's categories of control characters and of lone surrogates, which no encoding can write.
 _UNPRINTABLE = frozenset({"Cc", "Cs"})
 
 
@@ -66,6 +70,7 @@ def visible(text: str) -> str:
     """Return `text` on one line, with control characters and bidirectional-text characters written as codes such as
     ⟨202E⟩.
     """
+    # Nearly every name takes this short way.
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(c) for c in text)
@@ -102,13 +107,15 @@ def shorten(value: str, limit: int) -> str:
     """Shorten `value` to at most `limit` characters. The middle of longer text is cut out, because names differ at
     their ends.
     """
-    shown = visible(value[: limit * 4] + value[-limit:] if len(value) > limit * 5 else value)
-    if len(shown) <= limit:
-        return shown
+    # `visible` can write six characters for one, so cut a huge name before it is converted.
+    text = visible(value[: limit * 4] + value[-limit:] if len(value) > limit * 5 else value)
+    if len(text) <= limit:
+        return text
     head = limit // 2
-    return f"{shown[:head]}…{shown[len(shown) - (limit - 1 - head) :]}"
+    return f"{text[:head]}…{text[len(text) - (limit - 1 - head) :]}"
 
 
+# A reader counts in such steps without effort.
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LOG_FROM = 8.0
 """An axis is logarithmic if its ends differ by more than this factor."""
@@ -137,11 +144,11 @@ class Scale:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
-    def ticks(self, most: int = 6) -> tuple[float, ...]:
-        """Return at most about `most` round values between `low` and `high`. On a logarithmic axis, they are based on
+    def ticks(self, limit: int = 6) -> tuple[float, ...]:
+        """Return at most about `limit` round values between `low` and `high`. On a logarithmic axis, they are based on
         powers of ten.
         """
-        return log_ticks(self.low, self.high, most) if self.log else nice_ticks(self.low, self.high, most)
+        return log_ticks(self.low, self.high, limit) if self.log else nice_ticks(self.low, self.high, limit)
 
 
 def scale_for(
@@ -157,39 +164,41 @@ def scale_for(
     if log is None:
         log = low > 0 and high > _LOG_FROM * low
     if log:
+        # Without a minimum, a single value would give an axis of no length.
         factor = max((high / low) ** pad, 1.02)
         return Scale(low / factor, high * factor, start, end, True)
     margin = (high - low) * pad or max(abs(high) * 0.05, 1e-9)
     return Scale(low - margin, high + margin, start, end)
 
 
-def nice_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
+def nice_ticks(low: float, high: float, limit: int = 6) -> tuple[float, ...]:
     """Return the multiples of a step within low..high. The step is 1, 2, 2.5 or 5 times a power of ten, and there are
-    at most `most` multiples.
+    at most `limit` multiples.
     """
     if not high > low:
         return (low,)
-    rough = (high - low) / max(1, most - 1)
+    rough = (high - low) / max(1, limit - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     for nice in (*_NICE, 20.0, 25.0):
         step = nice * power
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        if last - first + 1 <= most:
-            return tuple(i * step for i in range(first, last + 1))
+        # A tick at the end of the axis must not get lost by rounding.
+        start, end = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if end - start + 1 <= limit:
+            return tuple(i * step for i in range(start, end + 1))
     return ()
 
 
-def log_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
+def log_ticks(low: float, high: float, limit: int = 6) -> tuple[float, ...]:
     """Return 1, 2 and 5 times powers of ten within low..high. If these are too many, return only some of them. If they
     are too few, return evenly spaced ticks.
     """
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = [f * 10.0**e for e in exponents for f in factors]
-        inside = tuple(v for v in found if low * (1 - 1e-9) <= v <= high * (1 + 1e-9))
-        if len(inside) <= most:
-            return inside if len(inside) >= 2 else nice_ticks(low, high, most)
-    return inside[:: math.ceil(len(inside) / most)]
+        values = [f * 10.0**e for e in exponents for f in factors]
+        inside = tuple(v for v in values if low * (1 - 1e-9) <= v <= high * (1 + 1e-9))
+        if len(inside) <= limit:
+            return inside if len(inside) >= 2 else nice_ticks(low, high, limit)
+    return inside[:: math.ceil(len(inside) / limit)]
 
 
 def tick_labels(ticks: Sequence[float]) -> tuple[str, ...]:
@@ -200,6 +209,7 @@ def tick_labels(ticks: Sequence[float]) -> tuple[str, ...]:
         return tuple(significant(t) for t in ticks)
     steps = [b - a for a, b in pairwise(ticks)]
     even = max(steps) - min(steps) < 1e-6 * max(map(abs, steps))
+    # A common number of decimals suits only evenly spaced ticks of ordinary size.
     if not even or max(map(abs, ticks)) >= 1e6 or min(steps) < 1e-6:
         return tuple(significant(t).rstrip("0").rstrip(".") if "." in significant(t) else significant(t) for t in ticks)
     decimals = 0
@@ -210,6 +220,7 @@ def tick_labels(ticks: Sequence[float]) -> tuple[str, ...]:
 
 EM = 12.0
 """Font size of chart text in user units, which are CSS pixels at full width."""
+# Widths in em by Unicode's East Asian width. The exact ones depend on the reader's fonts.
 _WIDE = {"W": 1.0, "F": 1.0}
 _NARROW = frozenset("iljtfrI1.,:;|!'()[] -")
 
@@ -223,22 +234,22 @@ class Box:
     width: float
     height: float
 
-    def overlaps(self, other: Box) -> bool:
+    def overlaps(self, box: Box) -> bool:
         """Return whether the interiors intersect. Boxes that share only an edge do not overlap."""
         return (
-            self.x < other.x + other.width
-            and other.x < self.x + self.width
-            and self.y < other.y + other.height
-            and other.y < self.y + self.height
+            self.x < box.x + box.width
+            and box.x < self.x + self.width
+            and self.y < box.y + box.height
+            and box.y < self.y + self.height
         )
 
-    def inside(self, other: Box) -> bool:
-        """Return whether this box is entirely within `other`."""
+    def inside(self, frame: Box) -> bool:
+        """Return whether this box is entirely within `frame`."""
         return (
-            self.x >= other.x
-            and self.y >= other.y
-            and self.x + self.width <= other.x + other.width
-            and self.y + self.height <= other.y + other.height
+            self.x >= frame.x
+            and self.y >= frame.y
+            and self.x + self.width <= frame.x + frame.width
+            and self.y + self.height <= frame.y + frame.height
         )
 
 
@@ -250,11 +261,12 @@ def text_width(text: str) -> float:
 def fitted(text: str, width: float) -> str:
     """Return `text`, shortened in the middle until it is at most `width` long."""
     limit = len(text)
-    shown = shorten(text, limit) if limit else text
-    while limit > 3 and text_width(shown) > width:
+    short = shorten(text, limit) if limit else text
+    while limit > 3 and text_width(short) > width:
+        # Steps of a twelfth need few attempts for long names, too.
         limit -= max(1, limit // 12)
-        shown = shorten(text, limit)
-    return shown
+        short = shorten(text, limit)
+    return short
 
 
 def join(children: Iterable[str | None]) -> Markup:
@@ -266,18 +278,19 @@ def tag(name: str, /, *children: str | None, **attributes: str | int | float | N
     """Return an SVG element. The attribute `class_` becomes class, and `stroke_width` becomes stroke-width. An
     attribute that is None is left out. Floats have at most two decimals.
     """
-    written = Markup().join(
+    attributes_text = Markup().join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), escaped(_number(value)))
         for key, value in attributes.items()
         if value is not None
     )
-    return Markup("<{0}{1}>{2}</{0}>").format(name, written, join(children))
+    return Markup("<{0}{1}>{2}</{0}>").format(name, attributes_text, join(children))
 
 
 def _number(value: str | int | float) -> str:
     if isinstance(value, float):
-        shown = f"{value:.2f}".rstrip("0").rstrip(".")
-        return "0" if shown == "-0" else shown
+        text = f"{value:.2f}".rstrip("0").rstrip(".")
+        # Rounding can leave the sign of a small negative number.
+        return "0" if text == "-0" else text
     return str(value)
 
 
@@ -300,45 +313,46 @@ def figure(width: float, height: float, description: str, *children: str | None,
     )
 
 
-def x_axis(scale: Scale, y: float, top: float, title: str, *, most: int = 7) -> Markup:
+def x_axis(scale: Scale, y: float, top: float, title: str, *, limit: int = 7) -> Markup:
     """Draw ticks below the line `y`, grid lines up to `top`, and the title. Labels that would touch are left out."""
-    ticks = scale.ticks(most)
+    ticks = scale.ticks(limit)
     parts = [tag("line", x1=scale.start, x2=scale.end, y1=y, y2=y, class_="axis")]
+    # The right end of the label before, which the next label must not touch.
     reached = float("-inf")
-    for value, shown in zip(ticks, tick_labels(ticks), strict=True):
+    for value, text in zip(ticks, tick_labels(ticks), strict=True):
         x = scale(value)
         parts.append(tag("line", x1=x, x2=x, y1=top, y2=y, class_="grid"))
-        half = text_width(shown) / 2
+        half = text_width(text) / 2
         if x - half > reached:
-            parts.append(label(x, y + EM * 1.35, shown, anchor="middle"))
+            parts.append(label(x, y + EM * 1.35, text, anchor="middle"))
             reached = x + half + EM / 2
     parts.append(label((scale.start + scale.end) / 2, y + EM * 2.9, title, anchor="middle", class_="title"))
     return tag("g", *parts)
 
 
-def y_axis(scale: Scale, x: float, right: float, title: str, *, most: int = 6) -> Markup:
+def y_axis(scale: Scale, x: float, right: float, title: str, *, limit: int = 6) -> Markup:
     """Draw ticks left of the line `x`, grid lines to `right`, and the title above the axis in horizontal text.
 
     Args:
         scale: the scale; its `start` is the bottom.
     """
-    ticks = scale.ticks(most)
+    ticks = scale.ticks(limit)
     parts = []
-    for value, shown in zip(ticks, tick_labels(ticks), strict=True):
+    for value, text in zip(ticks, tick_labels(ticks), strict=True):
         y = scale(value)
         parts.append(tag("line", x1=x, x2=right, y1=y, y2=y, class_="grid"))
-        parts.append(label(x - 6, y + EM * 0.35, shown, anchor="end"))
+        parts.append(label(x - 6, y + EM * 0.35, text, anchor="end"))
     parts.append(label(0, scale.end - EM, title, class_="title"))
     return tag("g", *parts)
 
 
-def axis_width(scale: Scale, most: int = 6) -> float:
+def axis_width(scale: Scale, limit: int = 6) -> float:
     """Return the width of the labels of a y axis, including the gap to the axis."""
-    return max((text_width(shown) for shown in tick_labels(scale.ticks(most))), default=0.0) + 8
+    return max((text_width(label) for label in tick_labels(scale.ticks(limit))), default=0.0) + 8
 
 
 def place_label(
-    x: float, y: float, width: float, frame: Box, taken: Sequence[Box], *, gap: float = 9.0
+    x: float, y: float, width: float, frame: Box, occupied: Sequence[Box], *, gap: float = 9.0
 ) -> tuple[float, float, str, Box] | None:
     """Return a free place for a label next to the point (x, y): right, left, above, below, or at a corner.
 
@@ -354,11 +368,11 @@ def place_label(
     )
     up, down = y - gap - height, y + gap
     corners = tuple(
-        (px, top + EM, anchor, Box(left, top, width, height))
+        (px, top + EM, anchor, Box(box_x, top, width, height))
         for top in (up, down)
-        for px, anchor, left in ((x + gap / 2, "start", x + gap / 2), (x - gap / 2, "end", x - gap / 2 - width))
+        for px, anchor, box_x in ((x + gap / 2, "start", x + gap / 2), (x - gap / 2, "end", x - gap / 2 - width))
     )
     for px, py, anchor, box in (*places, *corners):
-        if box.inside(frame) and not any(box.overlaps(other) for other in taken):
+        if box.inside(frame) and not any(box.overlaps(obstacle) for obstacle in occupied):
             return px, py, anchor, box
     return None

@@ -36,8 +36,10 @@ from edgeq.reporting.compare import (
 )
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import check_apart, check_free, check_outside, output_directory, output_file
-from edgeq.util.records import computed, read_toml
+from edgeq.util.record_files import read_toml
+from edgeq.util.records import computed
 
+# One repeat, of twice the length. A CI job that is still unsettled then ends as inconclusive instead of taking longer.
 _ATTEMPTS = 2
 # With twelve pairs, the 95 % interval leaves out two pairs at each end, so one unusual session does not widen the
 # interval.
@@ -79,6 +81,7 @@ class GateLimits:
         """
         if self.max_drop is not None and not task:
             raise UsageError("max_drop needs a task", "Give --task, and labelled samples as --data")
+        # A gate with labels has a limit on accuracy even if nobody set one.
         drop = (0.01 if self.max_drop is None else self.max_drop) if task else None
         return LossLimits(drop, 1 / (1 + self.max_slowdown), self.max_growth, self.max_memory_growth)
 
@@ -115,13 +118,14 @@ class Gated(Displayed):
     @computed
     def outcome(self) -> str:
         """Return "passed", "failed" or "inconclusive"."""
-        found = {check.outcome for check in self.checks}
-        return _TITLES[next((one for one in (MISSED, UNSETTLED) if one in found), HELD)]
+        outcomes = {check.outcome for check in self.checks}
+        return _TITLES[next((outcome for outcome in (MISSED, UNSETTLED) if outcome in outcomes), HELD)]
 
     def check(self) -> None:
         """Raise WorseError if a limit is missed. Raise InconclusiveError if a limit is not settled and
         `limits.inconclusive` is "fail". If the baseline was updated, neither is raised.
         """
+        # With a new baseline, the user has accepted the result.
         if self.updated:
             return
         sentences = {kind: [c.sentence for c in self.checks if c.outcome == kind] for kind in (MISSED, UNSETTLED)}
@@ -159,10 +163,10 @@ def gate(
         EdgeqError: there is an error in a model, a bundle or the data.
     """
     baseline, model = request.a, request.b
-    found: Comparison | None = None
+    comparison: Comparison | None = None
     checks: tuple[LimitCheck, ...] = ()
     if baseline.exists():
-        found = run_comparison(
+        comparison = run_comparison(
             replace(
                 request,
                 limits=limits.limits(task=request.task is not None),
@@ -172,12 +176,13 @@ def gate(
             place=place,
             progress=progress,
         )
-        checks = check_limits(found, "the baseline", "the model")
+        checks = check_limits(comparison, "the baseline", "the model")
+    # A gate without a baseline would let everything pass.
     elif not update:
         raise UsageError(f"there is no baseline at {baseline}", "Write it once with --update, and keep it")
     if update:
         write_baseline(model, baseline)
-    return Gated(model, baseline, limits, found, checks, update, place.name if place is not None else None)
+    return Gated(model, baseline, limits, comparison, checks, update, place.name if place is not None else None)
 
 
 def check_junit(junit: Path, request: CompareRequest, limits: Path | None, *, force: bool) -> None:
@@ -215,6 +220,7 @@ def write_baseline(model: Path, baseline: Path) -> None:
     check_apart(baseline, [model])
     if model.is_dir():
         with output_directory(baseline, force=True, check=BUNDLE.check) as draft:
+            # Python leaves caches in a bundle whose runner was used. They do not belong to it.
             shutil.copytree(model, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         return
     if is_bundle(model):
@@ -228,20 +234,20 @@ def write_baseline(model: Path, baseline: Path) -> None:
             shutil.copyfile(file, draft if file == model else draft.with_name(file.name))
 
 
-def markdown(found: Gated) -> str:
+def markdown(gated: Gated) -> str:
     """Return the result as Markdown for the summary of a CI job. It consists of a table of measurements, a table of
     limits, and a sentence for each limit that does not hold.
     """
-    where = f", on {found.on}" if found.on else ""
-    lines = [f"### edgeq gate: {found.outcome}", "", f"`{found.model}` against `{found.baseline}`{where}"]
-    if found.comparison is None:
-        return "\n".join([*lines[:2], f"`{found.model}` is the new baseline, `{found.baseline}`.", ""])
-    lines += ["", *_table(("", "baseline", "model", "model against baseline"), found.rows()), ""]
-    limits = [(check.what, check.text, f"{_MARKS[check.outcome]} {_TITLES[check.outcome]}") for check in found.checks]
+    place = f", on {gated.on}" if gated.on else ""
+    lines = [f"### edgeq gate: {gated.outcome}", "", f"`{gated.model}` against `{gated.baseline}`{place}"]
+    if gated.comparison is None:
+        return "\n".join([*lines[:2], f"`{gated.model}` is the new baseline, `{gated.baseline}`.", ""])
+    lines += ["", *_table(("", "baseline", "model", "model against baseline"), gated.rows()), ""]
+    limits = [(check.what, check.text, f"{_MARKS[check.outcome]} {_TITLES[check.outcome]}") for check in gated.checks]
     lines += [*_table(("", "limit", ""), limits), ""]
-    notes = (*(check.sentence for check in found.checks if check.sentence), *found.comparison.notes)
+    notes = (*(check.sentence for check in gated.checks if check.sentence), *gated.comparison.notes)
     lines += [f"- {_cell(note)}" for note in notes]
-    if found.updated:
+    if gated.updated:
         lines += ["", "The model is the new baseline."]
     return "\n".join(lines) + "\n"
 
@@ -251,25 +257,26 @@ def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
 
 
 def _cell(text: str) -> str:
+    # A name from a model must neither end the cell nor start markup.
     return escape(text.replace("\n", " ")).replace("|", "\\|").replace("<", "&lt;")
 
 
-def junit(found: Gated) -> bytes:
+def junit(gated: Gated) -> bytes:
     """Return the result as JUnit XML, with a test case for each limit. A limit that could not be settled counts as
     skipped.
     """
-    cases = {outcome: [c for c in found.checks if c.outcome == outcome] for outcome in (HELD, MISSED, UNSETTLED)}
+    cases = {outcome: [c for c in gated.checks if c.outcome == outcome] for outcome in (HELD, MISSED, UNSETTLED)}
     failed, skipped = len(cases[MISSED]), len(cases[UNSETTLED])
-    totals: Mapping[str, int] = {"tests": len(found.checks), "failures": failed, "skipped": skipped, "errors": 0}
-    name = f"edgeq gate{f' on {found.on}' if found.on else ''}"
+    totals: Mapping[str, int] = {"tests": len(gated.checks), "failures": failed, "skipped": skipped, "errors": 0}
+    name = f"edgeq gate{f' on {gated.on}' if gated.on else ''}"
     suite = ElementTree.Element("testsuite", {"name": escape(name), **{key: str(n) for key, n in totals.items()}})
-    for check in found.checks:
+    for check in gated.checks:
         # XML has no form for control characters, so they are written as escapes.
-        sentence, own = escape(check.sentence), {"classname": escape(f"edgeq.gate.{found.model}")}
-        case = ElementTree.SubElement(suite, "testcase", {**own, "name": escape(check.what)})
+        sentence, class_name = escape(check.sentence), {"classname": escape(f"edgeq.gate.{gated.model}")}
+        case = ElementTree.SubElement(suite, "testcase", {**class_name, "name": escape(check.what)})
         if check.outcome == MISSED:
             ElementTree.SubElement(case, "failure", {"type": _TITLES[check.outcome], "message": sentence})
         elif check.outcome == UNSETTLED:
             ElementTree.SubElement(case, "skipped", {"message": sentence})
-    written: bytes = ElementTree.tostring(suite, "utf-8", xml_declaration=True)
-    return written
+    xml: bytes = ElementTree.tostring(suite, "utf-8", xml_declaration=True)
+    return xml

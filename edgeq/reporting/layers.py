@@ -126,17 +126,23 @@ def layer_record(
         assert reference.path is not None, "a prepared model has a file"
         candidate = shared_model(quantized, reference)
         large = sum(node_macs(reference.model).values()) > _LARGE_MACS
-        few = spread_over(samples, SAMPLES // 2 if large else SAMPLES)
+        # Files are often sorted by class, so the first samples may all be of one class.
+        some_samples = spread_over(samples, SAMPLES // 2 if large else SAMPLES)
         pair = LayerPair(reference, candidate, settings=settings, progress=progress)
-        found = pair.compare(few)
-        written = replace(settings, optimization="none")
-        outputs = compare_sessions(open_session(reference.path), open_session(quantized, written), few)
-        found, error_sources = pair.attribute_error(found, outputs, few, limit=_ERROR_SOURCES)
+        activations = pair.compare(some_samples)
+        # The optimiser fuses nodes. Without it, the outputs belong to the same graph as the activations.
+        unoptimised = replace(settings, optimization="none")
+        outputs = compare_sessions(open_session(reference.path), open_session(quantized, unoptimised), some_samples)
+        activations, error_sources = pair.attribute_error(activations, outputs, some_samples, limit=_ERROR_SOURCES)
     except EdgeqError as error:
+        # The rest of the report does not need the layers, so it shows this error in their place.
         return {"error": str(error)}
     return {
-        "samples": found.samples,
-        "activations": [plain(parse(plain(a), Activation, "the comparison of layers")) for a in found.activations],
+        "samples": activations.samples,
+        # `Activation` has only the fields that are drawn. The record in a bundle stays small that way.
+        "activations": [
+            plain(parse(plain(a), Activation, "the comparison of layers")) for a in activations.activations
+        ],
         "error_sources": plain(error_sources),
     }
 
@@ -216,38 +222,40 @@ def layer_rows(
     sources = {source.name: source for source in record.error_sources}
     measured: dict[str, Activation] = {}
     for activation in record.activations:
+        # A node with several outputs has several activations, and the first stands for the node.
         measured.setdefault(activation.node or activation.name, activation)
-    before, after = _summed(kernels.get("float32", ())), _summed(kernels.get("int8", ()))
-    order = dict.fromkeys([*measured, *before, *after] if measured else [*after, *before])
-    conversions = [time.us for time in after.values() if time.kind == "conversion"]
-    found = tuple(
-        _layer(name, measured.get(name), before.get(name), after.get(name), sources)
+    float_times, int8_times = _sum_by_name(kernels.get("float32", ())), _sum_by_name(kernels.get("int8", ()))
+    # Without a comparison, the order of the int8 model counts, because the report is about that model.
+    order = dict.fromkeys([*measured, *float_times, *int8_times] if measured else [*int8_times, *float_times])
+    conversions = [time.us for time in int8_times.values() if time.kind == "conversion"]
+    rows = tuple(
+        _layer(name, measured.get(name), float_times.get(name), int8_times.get(name), sources)
         for name in order
-        if name in measured or name in before or after[name].kind != "conversion"
+        if name in measured or name in float_times or int8_times[name].kind != "conversion"
     )
-    return found, sum(conversions) if conversions else None
+    return rows, sum(conversions) if conversions else None
 
 
 def _layer(
     name: str,
     activation: Activation | None,
-    before: KernelTime | None,
-    after: KernelTime | None,
+    float_time: KernelTime | None,
+    int8_time: KernelTime | None,
     sources: Mapping[str, ErrorSource],
 ) -> LayerView:
-    seen = activation or Activation(name)
-    source = sources.get(seen.name)
-    kernel = before or after
+    figures = activation or Activation(name)
+    source = sources.get(figures.name)
+    kernel = float_time or int8_time
     return LayerView(
         name=name,
-        op_type=seen.op_type or (kernel.op_type if kernel else ""),
-        sqnr_db=seen.accumulated.sqnr_db,
-        own_db=seen.layer.sqnr_db,
-        cosine=seen.accumulated.cosine,
-        saturated=seen.saturated.low + seen.saturated.high if seen.saturated else None,
-        float_us=before.us if before else None,
-        int8_us=after.us if after else None,
-        int8_kind=after.kind if after else "",
+        op_type=figures.op_type or (kernel.op_type if kernel else ""),
+        sqnr_db=figures.accumulated.sqnr_db,
+        own_db=figures.layer.sqnr_db,
+        cosine=figures.accumulated.cosine,
+        saturated=figures.saturated.low + figures.saturated.high if figures.saturated else None,
+        float_us=float_time.us if float_time else None,
+        int8_us=int8_time.us if int8_time else None,
+        int8_kind=int8_time.kind if int8_time else "",
         error_source=source is not None,
         advice=_advice(source) if source else "",
     )
@@ -255,21 +263,23 @@ def _layer(
 
 def _advice(source: ErrorSource) -> str:
     """Return the reason for the error, and the nodes to keep in float."""
+    # A cell of the table has no room for more names.
     flags = f"float: {', '.join(source.exclude[:8])}" if source.exclude else ""
     return "; ".join(part for part in (source.reason, flags) if part)
 
 
-def _summed(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
+def _sum_by_name(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
     """Sum the times by node name. The kernels of one node are counted together and get the operator type of the first
     kernel.
     """
-    found: dict[str, KernelTime] = {}
+    sums: dict[str, KernelTime] = {}
     for time in times:
-        known = found.get(time.name)
-        found[time.name] = time if known is None else replace(known, us=known.us + time.us)
-    return found
+        previous = sums.get(time.name)
+        sums[time.name] = time if previous is None else replace(previous, us=previous.us + time.us)
+    return sums
 
 
+# The height of a panel, and the gap that holds the title of the next, in the units of `EM`.
 _PANEL = 120.0
 _GAP = 44.0
 _MOST_COLUMNS = 600
@@ -282,53 +292,56 @@ def layer_profile(layers: Sequence[LayerView], width: float) -> Markup:
     """Draw a panel for errors and a panel for times over the same axis. A panel without data is left out. If both have
     no data, return empty markup.
     """
-    each = -(-len(layers) // _MOST_COLUMNS) or 1
-    columns = [layers[i : i + each] for i in range(0, len(layers), each)]
-    known = [db for layer in layers for db in (layer.sqnr_db, layer.own_db) if db is not None]
+    layers_per_column = -(-len(layers) // _MOST_COLUMNS) or 1
+    columns = [layers[i : i + layers_per_column] for i in range(0, len(layers), layers_per_column)]
+    decibels = [db for layer in layers for db in (layer.sqnr_db, layer.own_db) if db is not None]
     timed = any(layer.int8_us is not None or layer.float_us is not None for layer in layers)
-    if not (known or timed) or len(columns) < 2:
+    if not (decibels or timed) or len(columns) < 2:
         return Markup()
     scales = []
     top = 26.0
-    if known:
-        shown = [*known, min(0.0, *known)] if min(known) < 20 else known
-        scales.append(scale_for(shown, top + _PANEL, top, log=False))
+    if decibels:
+        # Show 0 dB, where noise is as strong as the signal, if a layer comes near it.
+        axis_values = [*decibels, min(0.0, *decibels)] if min(decibels) < 20 else decibels
+        scales.append(scale_for(axis_values, top + _PANEL, top, log=False))
         top += _PANEL + _GAP
     if timed:
-        most = max(max(_sum(c, "float_us"), _sum(c, "int8_us")) for c in columns)
-        scales.append(Scale(0, most * 1.05 or 1.0, top + _PANEL, top))
+        longest = max(max(_sum(c, "float_us"), _sum(c, "int8_us")) for c in columns)
+        # Times of zero would give an axis of no length.
+        scales.append(Scale(0, longest * 1.05 or 1.0, top + _PANEL, top))
     xs = Scale(0, len(columns), max(axis_width(scale, 4) for scale in scales), width - 6.0)
     height = scales[-1].start + 24.0
-    panels = [draw for draw, wanted in ((_sqnr, known), (_time, timed)) if wanted]
+    panels = [draw for draw, values in ((_sqnr, decibels), (_time, timed)) if values]
     drawn = [draw(columns, xs, ys) for draw, ys in zip(panels, scales, strict=True)]
     foot = label((xs.start + xs.end) / 2, height - 4, "layers in execution order", anchor="middle", class_="title")
-    measured = " and ".join(name for name, wanted in (("SQNR", known), ("time", timed)) if wanted)
+    measured = " and ".join(name for name, values in (("SQNR", decibels), ("time", timed)) if values)
     return figure(width, height, f"{measured} of {len(layers)} layers in execution order", *drawn, foot)
 
 
-def _sum(column: Sequence[LayerView], which: str) -> float:
-    return sum(getattr(layer, which) or 0.0 for layer in column)
+def _sum(column: Sequence[LayerView], field: str) -> float:
+    return sum(getattr(layer, field) or 0.0 for layer in column)
 
 
 def _sqnr(columns: Sequence[Sequence[LayerView]], xs: Scale, ys: Scale) -> Markup:
     """Draw a line for the error so far, and dots for the error of each layer alone. If the latter is unknown, draw the
     dots on the line.
     """
-    parts = [y_axis(ys, xs.start, xs.end, "SQNR of each layer's output (dB)", most=4)]
+    parts = [y_axis(ys, xs.start, xs.end, "SQNR of each layer's output (dB)", limit=4)]
     alone = any(measured_alone(column) for column in columns)
+    # The dots of hundreds of layers must not merge.
     small = min(2.5, max(1.3, (xs.end - xs.start) / len(columns)))
     path: list[str] = []
     dots = []
     for i, column in enumerate(columns):
         x = xs(i + 0.5)
         so_far = [layer.sqnr_db for layer in column if layer.sqnr_db is not None]
-        own = [db for layer in column if (db := layer.error_db(alone=alone)) is not None]
+        decibels = [db for layer in column if (db := layer.error_db(alone=alone)) is not None]
         if so_far:
             path.append(f"{'L' if path else 'M'}{x:.1f},{ys(min(so_far)):.1f}")
-        if own:
+        if decibels:
             bad = any(layer.error_source for layer in column)
             size = 1.6 * small if bad else small
-            dots.append(tag("circle", cx=x, cy=ys(min(own)), r=size, class_="dot bad" if bad else "dot"))
+            dots.append(tag("circle", cx=x, cy=ys(min(decibels)), r=size, class_="dot bad" if bad else "dot"))
     if len(path) > 1:
         parts.append(tag("path", d="".join(path), class_="joint"))
     return tag("g", *parts, *dots)
@@ -339,13 +352,13 @@ def _time(columns: Sequence[Sequence[LayerView]], xs: Scale, ys: Scale) -> Marku
     bar = max(0.4, wide * 0.42)
     parts = []
     for i, column in enumerate(columns):
-        for which, kind, shift in (("float_us", "base", 0.0), ("int8_us", "other", bar)):
-            value = _sum(column, which)
+        for field, kind, shift in (("float_us", "base", 0.0), ("int8_us", "other", bar)):
+            value = _sum(column, field)
             if value > 0:
                 x, y = xs(i) + wide * 0.08 + shift, ys(value)
                 parts.append(tag("rect", x=x, y=y, width=bar, height=ys.start - y, class_=f"area {kind}"))
     axis = tag("line", x1=xs.start, x2=xs.end, y1=ys.start, y2=ys.start, class_="axis")
-    return join([y_axis(ys, xs.start, xs.end, "time of each layer (µs)", most=4), *parts, axis])
+    return join([y_axis(ys, xs.start, xs.end, "time of each layer (µs)", limit=4), *parts, axis])
 
 
 @dataclass(frozen=True)
@@ -380,6 +393,7 @@ class TensorHistogram:
     thresholds: tuple[Threshold, ...] = ()
 
     def __post_init__(self) -> None:
+        # A record may be untrusted. `salvage` leaves out a histogram that raises here.
         if len(self.edges) != len(self.counts) + 1 or not self.counts or len(self.counts) > _MOST_BINS:
             raise ValueError(f"a histogram with {len(self.edges)} edges and {len(self.counts)} counts")
         if not all(a < b for a, b in pairwise(self.edges)):
@@ -388,6 +402,7 @@ class TensorHistogram:
 
 TENSORS = 8
 BINS = 80
+# Bounds what an untrusted record makes the page draw.
 _MOST_BINS = 512
 
 
@@ -414,18 +429,19 @@ def worst_tensors(
         if name not in ranges or (among is not None and name not in among) or not tensor.minimum < tensor.maximum:
             continue
         sqnr = sqnr_of(tensor.histogram, ranges[name], grid)
+        # Tensors between operators that only move values have the same histogram, and one of them is enough.
         if sqnr is not None and tensor.histogram not in losses:
             losses[tensor.histogram] = sqnr, name
     worst = [name for _, name in sorted(losses.values())[:count]]
-    chosen = statistics.select(worst)
+    selection = statistics.select(worst)
     methods = [name for name, method in REGISTRY.items() if method.compared or name == scheme.method]
     derive = partial(
-        derive_ranges, chosen, activation_type=scheme.activation_type, symmetric=scheme.activation_symmetric
+        derive_ranges, selection, activation_type=scheme.activation_type, symmetric=scheme.activation_symmetric
     )
     # If tensors share a scale, the range in use can differ from the range that its method gives.
-    found = {m: ranges if m == scheme.method else derive(m) for m in methods}
-    spans = {name: {method: ranges_of[name] for method, ranges_of in found.items()} for name in worst}
-    return [_described(name, chosen.tensors[name], spans[name], scheme.method, grid) for name in worst]
+    ranges_by_method = {m: ranges if m == scheme.method else derive(m) for m in methods}
+    spans = {name: {method: ranges_of[name] for method, ranges_of in ranges_by_method.items()} for name in worst}
+    return [_build_histogram(name, selection.tensors[name], spans[name], scheme.method, grid) for name in worst]
 
 
 def quantized_tensors(model: ir.Model) -> set[str] | None:
@@ -436,19 +452,20 @@ def quantized_tensors(model: ir.Model) -> set[str] | None:
     return {name_of(value) for value in rounded if not is_constant(value)} or None
 
 
-def sqnr_of(histogram: Histogram, kept: Range, grid: Grid) -> float | None:
-    """Return the SQNR in dB of values that are rounded to `grid` over the range `kept`, or None if all values are zero
-    or the range is empty.
+def sqnr_of(histogram: Histogram, kept_range: Range, grid: Grid) -> float | None:
+    """Return the SQNR in dB of values that are rounded to `grid` over the range `kept_range`, or None if all values are
+    zero or the range is empty.
     """
-    if not kept.low < kept.high:
+    if not kept_range.low < kept_range.high:
         return None
     linear = linear_of(histogram)
     signal = float(linear.counts @ linear.centres() ** 2)
-    noise = float(squared_errors(moments_of(linear), grid.params([kept.low], [kept.high]))[0])
+    noise = float(squared_errors(moments_of(linear), grid.params([kept_range.low], [kept_range.high]))[0])
+    # Values that are all on the grid have no noise. 120 dB stands for that, because infinity cannot be drawn.
     return decibels(signal, max(noise, signal * 1e-12)) if signal > 0 else None
 
 
-def _described(
+def _build_histogram(
     name: str, tensor: TensorStatistics, thresholds: Mapping[str, Range], method: str, grid: Grid
 ) -> TensorHistogram:
     centres, counts, zeros = _values(tensor.histogram)
@@ -457,7 +474,7 @@ def _described(
     edges = np.linspace(tensor.minimum, tensor.maximum, BINS + 1)
     drawn, _ = np.histogram(centres, edges, weights=counts)
     used = thresholds[method]
-    kept = [Threshold(m, r.low, r.high, sqnr_of(tensor.histogram, r, grid)) for m, r in thresholds.items()]
+    thresholds_text = [Threshold(m, r.low, r.high, sqnr_of(tensor.histogram, r, grid)) for m, r in thresholds.items()]
     outside = float(counts[(centres < used.low) | (centres > used.high)].sum())
     return TensorHistogram(
         tensor=name,
@@ -466,7 +483,7 @@ def _described(
         zeros=zeros / max(1, tensor.count),
         clipped=outside / max(1, tensor.count),
         chosen=method,
-        thresholds=tuple(kept),
+        thresholds=tuple(thresholds_text),
     )
 
 
@@ -494,21 +511,22 @@ def histogram_chart(tensor: TensorHistogram, width: float) -> Markup:
     for threshold in tensor.thresholds:
         low, high = min(low, threshold.low), max(high, threshold.high)
     names = max((text_width(t.method) for t in tensor.thresholds), default=0.0)
-    left = min(names * _BOLD + 8, width * 0.35) if tensor.thresholds else 8.0
-    xs = Scale(low, high, left, width - 10.0)
+    # Long names of methods must leave most of the width to the plot.
+    margin = min(names * _BOLD + 8, width * 0.35) if tensor.thresholds else 8.0
+    xs = Scale(low, high, margin, width - 10.0)
     base = 8.0 + _PLOT
     height = base + _BOTTOM + _STRIP * len(tensor.thresholds)
     spans = [(tensor.edges[0], tensor.edges[-1]), *((t.low, t.high) for t in tensor.thresholds)]
-    whole, *others = (f"{significant(start)} to {significant(end)}" for start, end in spans)
-    ranges = "; ".join(f"{t.method}: {span}" for t, span in zip(tensor.thresholds, others, strict=True))
+    full_span, *spans_text = (f"{significant(start)} to {significant(end)}" for start, end in spans)
+    ranges = "; ".join(f"{t.method}: {span}" for t, span in zip(tensor.thresholds, spans_text, strict=True))
     return figure(
         width,
         height,
-        f"Histogram of {figures.shorten(tensor.tensor, 200)} from {whole}. {ranges}",
-        x_axis(xs, base, 8.0, "", most=6),
+        f"Histogram of {figures.shorten(tensor.tensor, 200)} from {full_span}. {ranges}",
+        x_axis(xs, base, 8.0, "", limit=6),
         tag("path", d=_bars(tensor, xs, base), class_="area base"),
-        _chosen(tensor, xs, base),
-        join(_strip(tensor, i, xs, base + _BOTTOM + _STRIP * (i + 0.5), left) for i in range(len(tensor.thresholds))),
+        _chosen_range(tensor, xs, base),
+        join(_strip(tensor, i, xs, base + _BOTTOM + _STRIP * (i + 0.5), margin) for i in range(len(tensor.thresholds))),
         class_="histogram",
     )
 
@@ -517,14 +535,14 @@ def _bars(tensor: TensorHistogram, xs: Scale, base: float) -> str:
     """Return one SVG path for all bars. Every bin that is not empty is visible, however small its count."""
     top = math.log1p(max(tensor.counts))
     path = []
-    for (left, right), n in zip(pairwise(map(xs, tensor.edges)), tensor.counts, strict=True):
+    for (start, right), n in zip(pairwise(map(xs, tensor.edges)), tensor.counts, strict=True):
         if n > 0:
             y = base - max(1.5, _PLOT * math.log1p(n) / top)
-            path.append(f"M{left:.1f},{base:.1f}V{y:.1f}H{right:.1f}V{base:.1f}Z")
+            path.append(f"M{start:.1f},{base:.1f}V{y:.1f}H{right:.1f}V{base:.1f}Z")
     return "".join(path)
 
 
-def _chosen(tensor: TensorHistogram, xs: Scale, base: float) -> Markup:
+def _chosen_range(tensor: TensorHistogram, xs: Scale, base: float) -> Markup:
     """Shade the values outside the chosen range, and draw the ends of the range as lines."""
     parts = []
     for threshold in tensor.thresholds:
@@ -537,23 +555,24 @@ def _chosen(tensor: TensorHistogram, xs: Scale, base: float) -> Markup:
     return join(parts)
 
 
-def _strip(tensor: TensorHistogram, index: int, xs: Scale, y: float, left: float) -> Markup:
+def _strip(tensor: TensorHistogram, index: int, xs: Scale, y: float, start: float) -> Markup:
     threshold = tensor.thresholds[index]
     kind = "chosen" if threshold.method == tensor.chosen else ""
     low, high = xs(threshold.low), xs(threshold.high)
     parts = [
-        label(left - 8, y + EM * 0.35, fitted(threshold.method, left - 8), anchor="end", class_=f"tick {kind}"),
+        label(start - 8, y + EM * 0.35, fitted(threshold.method, start - 8), anchor="end", class_=f"tick {kind}"),
         tag("line", x1=low, x2=high, y1=y, y2=y, class_=f"range {kind}"),
         *(tag("line", x1=end, x2=end, y1=y - 4, y2=y + 4, class_=f"range {kind}") for end in (low, high)),
     ]
     if threshold.sqnr_db is not None:
-        shown = numbers.decibels(threshold.sqnr_db)
-        margin = text_width(shown)
+        text = numbers.decibels(threshold.sqnr_db)
+        margin = text_width(text)
+        # The figure goes onto the bar if it fits there, otherwise next to it on the side with more space.
         if high - low > margin + 2 * EM:
             x, anchor, on = (low + high) / 2, "middle", "on-range "
         elif high + 8 + margin <= xs.end:
             x, anchor, on = high + 8, "start", ""
         else:
             x, anchor, on = low - 8, "end", ""
-        parts.append(label(x, y + EM * 0.35, shown, anchor=anchor, class_=f"tick {on}{kind}"))
+        parts.append(label(x, y + EM * 0.35, text, anchor=anchor, class_=f"tick {on}{kind}"))
     return tag("g", *parts)

@@ -22,57 +22,53 @@ from edgeq.measure.coverage import Coverage, FloatNode, OperatorCoverage
 from edgeq.reporting import figures
 from edgeq.reporting.figures import escaped, isolated, shorten
 from edgeq.reporting.layers import LayerView, TensorHistogram, histogram_chart, layer_profile, measured_alone
-from edgeq.reporting.read import ReportData, VariantRecord, compared, read_report, timing_of, verdict_of
+from edgeq.reporting.pareto import NAMES, accuracy_text, mark, measured_texts, pareto, ring
+from edgeq.reporting.read import ReportData, VariantRecord, compared_model, read_report, timing_of, verdict_of
 from edgeq.reporting.timing import TimingRecord, board_table, failures, kind_table, latency_chart, series
-from edgeq.reporting.tuning import (
-    NAMES,
-    accuracy_text,
-    mark,
-    measured_texts,
-    pareto,
-    ring,
-    trial_settings,
-    tuning_facts,
-)
+from edgeq.reporting.tuning import trial_settings, tuning_facts
 from edgeq.reporting.tuning_record import TrialRecord, TuningRecord
 from edgeq.util import numbers
 from edgeq.util.numbers import count, decibels, difference, metric, metric_name, milliseconds, share, significant, size
-from edgeq.util.records import plain, rounded
+from edgeq.util.records import plain, round_floats
 
 Row = Sequence[str]
 Table = tuple[Row, list[Row]]
 """The heads and the rows of a table."""
 
 DASH = "–"
+# Rows of tables. A model may have thousands of nodes, and the page must stay small.
 _SHOWN_OPERATORS, _SHOWN_REASONS, _TABLE_NODES = 10, 20, 500
 _SHOWN_SLICES = 8
+# The chosen candidate is the answer, and float32 is what it is compared with.
 _FIRST = {"chosen": 0, "float32": 1}
 _RULED_OUT = ("short", "slow", "dropped")
 
 
-def or_dash(value: float | None, shown: Callable[..., str], *before: str) -> str:
-    """Return `shown(*before, value)`, or a dash if the value is None."""
-    return DASH if value is None else shown(*before, value)
+def or_dash(value: float | None, write: Callable[..., str], *arguments: str) -> str:
+    """Return `write(*before, value)`, or a dash if the value is None."""
+    return DASH if value is None else write(*arguments, value)
 
 
 def known_columns(heads: Row, rows: list[Row], always: int = 1) -> Table:
     """Leave out the columns that contain only dashes. Always keep the first `always` columns."""
-    kept = [i for i in range(len(heads)) if i < always or any(row[i] != DASH for row in rows)]
-    return [heads[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    # A column of dashes takes space and only shows that nobody measured the figure.
+    columns = [i for i in range(len(heads)) if i < always or any(row[i] != DASH for row in rows)]
+    return [heads[i] for i in columns], [[row[i] for i in columns] for row in rows]
 
 
 def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
     """Return the chosen candidate, then float32, then the candidates that are accurate enough, then the others. Each
     group is sorted by latency.
     """
+    # For an error rate, less is better.
     sign = 1.0 if tuning.metric.higher_is_better else -1.0
 
     def rank(trial: TrialRecord) -> tuple[int, float, str]:
         """Return a key that sorts the chosen candidate first, then float32, then the candidates that are accurate
         enough, then the others. Within a group, it sorts by latency.
         """
-        least, value = tuning.least_accuracy, tuning.accuracy_of(trial)
-        short = least is not None and value is not None and sign * value < sign * least
+        least_accuracy, value = tuning.least_accuracy, tuning.accuracy_of(trial)
+        short = least_accuracy is not None and value is not None and sign * value < sign * least_accuracy
         out = 3 if short or trial.mark in _RULED_OUT else 2
         return _FIRST.get(trial.mark, out), tuning.latency_of(trial) or math.inf, trial.name
 
@@ -81,6 +77,7 @@ def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
 
 def statuses_drawn(tuning: TuningRecord, chart: str) -> list[tuple[str, str]]:
     """Return the entries of the legend: each status whose mark is in `chart`, with its name."""
+    # Slow and dropped candidates have the same mark as those that are not accurate enough.
     present = {trial.mark if trial.mark in NAMES else "short" for trial in tuning.drawn}
     return [(status, name) for status, name in NAMES.items() if status in present or f"mark {status}" in chart]
 
@@ -102,7 +99,7 @@ def variant_rows(data: ReportData) -> list[Row]:
     rows: list[Row] = []
     for variant in data.variants:
         primary, timing = variant.primary, timing_of(data, variant)
-        model = compared(timing, variant)
+        model = compared_model(timing, variant)
         row = [
             isolated(variant.name, 40),
             isolated(variant.title or DASH, 60),
@@ -159,6 +156,7 @@ def _output_row(output: OutputAgreement) -> Row:
         return [name, "equal", DASH, "1", "0", top1]
     if not output.compared:
         return [name, "not compared", DASH, DASH, DASH, DASH]
+    # Integers, such as class indices, are equal or not. Noise in dB would mean nothing.
     if output.same is not None:
         return [name, f"{share(output.same)} the same", DASH, DASH, significant(output.max_abs_error), top1]
     finite = math.isfinite(output.sqnr_db)
@@ -173,6 +171,7 @@ def _around(figures: OutputAgreement | SliceAgreement) -> str:
 
 def _slice_rows(output: OutputAgreement) -> Iterator[Row]:
     """Yield a row for each of the worst slices."""
+    # Choose the worst slices, then list them in the order of the output.
     worst = sorted(output.slices, key=lambda part: part.least_db)[:_SHOWN_SLICES]
     for part in sorted(worst, key=lambda part: (part.axis, part.first)):
         sqnr = decibels(part.sqnr_db) if math.isfinite(part.sqnr_db) else DASH
@@ -184,17 +183,18 @@ def coverage_text(coverage: Coverage) -> str:
     """Return a sentence on the share of work in integers and on how the share is known."""
     if coverage.int8_mac_share is None:
         return f"The share that runs on integers is not known: {coverage.how}."
-    own = "by ONNX Runtime's own profile of the optimised graph, which may differ from the graph in the file"
-    rest = [f"{count(macs)} in {name}" for name, macs in coverage.precisions.items() if name != "int8" and macs]
-    others = f" ({', '.join(rest)})" if rest else ""
-    share_of = f"{share(coverage.int8_mac_share)} of the multiply-accumulates run on integers{others}"
-    return f"{share_of}, {coverage.origin or own}."
+    source = "by ONNX Runtime's own profile of the optimised graph, which may differ from the graph in the file"
+    precisions = [f"{count(macs)} in {name}" for name, macs in coverage.precisions.items() if name != "int8" and macs]
+    precisions_text = f" ({', '.join(precisions)})" if precisions else ""
+    share_of = f"{share(coverage.int8_mac_share)} of the multiply-accumulates run on integers{precisions_text}"
+    return f"{share_of}, {coverage.origin or source}."
 
 
 def operators_drawn(coverage: Coverage) -> tuple[float, list[OperatorCoverage]]:
     """Return the total number of MACs (at least 1), and the operators that have MACs. If no operator has any, return
     all operators.
     """
+    # The bars divide by the total.
     total = sum(o.int8_macs + o.float_macs for o in coverage.operators) or 1
     with_macs = [o for o in coverage.operators if o.int8_macs + o.float_macs > 0]
     return total, (with_macs or list(coverage.operators))[:_SHOWN_OPERATORS]
@@ -210,6 +210,7 @@ def reason_rows(coverage: Coverage) -> list[Row]:
         operators = ", ".join(shorten(name, 40) for name in sorted({n.op_type for n in nodes})[:6])
         macs = sum(n.macs for n in nodes)
         rows.append(
+            # Most work first, then most nodes. The reason itself makes the order the same every time.
             (-macs, -len(nodes), reason, [isolated(reason, 300, "why"), operators, str(len(nodes)), count(macs)])
         )
     return [row for *_, row in sorted(rows)[:_SHOWN_REASONS]]
@@ -218,28 +219,31 @@ def reason_rows(coverage: Coverage) -> list[Row]:
 def float_node_rows(coverage: Coverage) -> tuple[str, list[Row]]:
     """Return a title, and rows for the float nodes that have the most MACs."""
     nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
-    shown = nodes[:_TABLE_NODES]
-    more = f" (the {len(shown)} largest of {len(nodes)})" if len(nodes) > len(shown) else ""
+    listed = nodes[:_TABLE_NODES]
+    more = f" (the {len(listed)} largest of {len(nodes)})" if len(nodes) > len(listed) else ""
     rows: list[Row] = []
-    for n in shown:
+    for n in listed:
         operator = shorten(" ".join(filter(None, (n.op_type, n.precision))), 40)
         rows.append([isolated(n.name, 80), operator, isolated(n.reason, 200, "why"), count(n.macs)])
-    return f"Nodes in float: {len(shown)}{more}", rows
+    return f"Nodes in float: {len(listed)}{more}", rows
 
 
 def histogram_texts(tensor: TensorHistogram) -> list[str]:
     """Return texts on the values that the histogram does not show, which are zeros and clipped values."""
+    # A smaller share would be shown as 0.0 %.
     texts = [f"{share(tensor.zeros)} are exactly zero and not drawn"] if tensor.zeros >= 0.0005 else []
     if tensor.clipped is not None:
         texts.append(f"{share(tensor.clipped, 3)} clipped" if tensor.clipped else "nothing clipped")
     return texts
 
 
+# Bars for the worst layers, and rows in the table of all of them.
 _SHOWN_LAYERS, _TABLE_LAYERS = 12, 1000
 _LOW_DB = 15.0
 """A layer whose SQNR in dB is below this is flagged. At this SQNR, the noise has about a sixth of the output's
 amplitude.
 """
+# Layers in the suggested command. A longer line would not be typed.
 _NAMED = 8
 
 
@@ -264,28 +268,30 @@ def layers_view(variant: VariantRecord) -> dict[str, Any] | None:
         if not errors:
             return False, -(layer.int8_us or layer.float_us or 0.0)
         error = layer.error_db(alone=alone)
+        # A low SQNR may come from layers before this one, so layers known to cost accuracy go first.
         return not layer.error_source, error if error is not None else math.inf
 
     worst = sorted(layers, key=rank)[:_SHOWN_LAYERS]
-    shown = "All layers" if len(worst) == len(layers) else f"{len(worst)} of {len(layers)} layers"
+    summary = "All layers" if len(worst) == len(layers) else f"{len(worst)} of {len(layers)} layers"
     order = f"{'error sources, then ' if any(layer.error_source for layer in worst) else ''}the lowest SQNR first"
     every = f"All {len(layers)} layers in execution order"
-    first = f"The first {_TABLE_LAYERS} of {len(layers)} layers"
+    full_title = f"The first {_TABLE_LAYERS} of {len(layers)} layers"
     sqnr = "SQNR of this layer alone" if alone else "SQNR of its output"
     return {
         "lead": _lead(bool(errors), alone),
-        "title": f"{shown}, {order if errors else 'the slowest first'}",
+        "title": f"{summary}, {order if errors else 'the slowest first'}",
         "heads": ("layer", *([sqnr] if errors else []), *(["time, float32 and int8"] if times else [])),
         "worst": worst,
         "by_error": bool(errors),
         "timed": bool(times),
         "alone": alone,
+        # A bar cannot be shorter than nothing.
         "top": max([0.0, *errors]),
         "slowest": max(times, default=0.0) or 1.0,
         "conversions": _conversions(layers, conversion_us),
         "slower": _slower(layers),
         "exclude": " ".join(f"--exclude {shlex.quote(layer.name)}" for layer in _made_slower(layers)[:_NAMED]),
-        "folded": "" if len(layers) == len(worst) else every if len(layers) <= _TABLE_LAYERS else first,
+        "folded": "" if len(layers) == len(worst) else every if len(layers) <= _TABLE_LAYERS else full_title,
         "low_db": _LOW_DB,
     }
 
@@ -296,14 +302,14 @@ def _made_slower(layers: Sequence[LayerView]) -> list[LayerView]:
 
 
 def _slower(layers: Sequence[LayerView]) -> str:
-    found = _made_slower(layers)
-    if not found:
+    slower_layers = _made_slower(layers)
+    if not slower_layers:
         return ""
-    lost = sum(layer.time_lost for layer in found)
-    named = "1 layer takes" if len(found) == 1 else f"{len(found)} layers take"
-    most = "" if len(found) <= _NAMED else f" (the {_NAMED} that lose the most)"
+    lost = sum(layer.time_lost for layer in slower_layers)
+    named = "1 layer takes" if len(slower_layers) == 1 else f"{len(slower_layers)} layers take"
+    suffix = "" if len(slower_layers) <= _NAMED else f" (the {_NAMED} that lose the most)"
     by = f"by {significant(lost)} µs in this profile"
-    return f"{named} longer in int8 than in float32, {by}. To keep them in float{most}:"
+    return f"{named} longer in int8 than in float32, {by}. To keep them in float{suffix}:"
 
 
 def _lead(by_error: bool, alone: bool) -> str:
@@ -322,8 +328,8 @@ def _conversions(layers: Sequence[LayerView], conversion_us: float | None) -> st
     if not conversion_us or not total:
         return ""
     part = conversion_us / (total + conversion_us)
-    shown = f"{significant(conversion_us)} µs, {share(part)} of the int8 model's kernel time"
-    return f"Converting between float and int8 takes {shown}."
+    figures = f"{significant(conversion_us)} µs, {share(part)} of the int8 model's kernel time"
+    return f"Converting between float and int8 takes {figures}."
 
 
 def layer_table(variant: VariantRecord) -> Table:
@@ -339,6 +345,7 @@ def layer_table(variant: VariantRecord) -> Table:
 
 
 _HERE = Path(__file__).parent
+# Rows of a table in a notebook, which keeps its outputs in its file.
 _LISTED = 500
 _DETAILED = 8
 """The number of variants shown in full. Any other variants have only their row in the table."""
@@ -349,13 +356,13 @@ def render(data: ReportData) -> str:
     script = (_HERE / "script.js").read_text("utf-8")
     main = data.main
     title = (main.title or main.name) if main and len(data.variants) == 1 else ""
-    known = dict(data.machine)
-    machine = known.get("board") or known.get("cpu name") or known.get("cpu") or ""
+    facts = dict(data.machine)
+    machine = facts.get("board") or facts.get("cpu name") or facts.get("cpu") or ""
     return (
         _environment()
         .get_template("page.html")
         .render(
-            **_shown(data),
+            **_template_values(data),
             about=[text for text in ("int8 report", title, machine) if text],
             policy=_policy(script),
             style=Markup(_style()),
@@ -372,19 +379,20 @@ def fragment(data: ReportData, tables: Sequence[tuple[str, Row, Sequence[Row]]] 
     Args:
         tables: tables to show before the sections: caption, heads and rows of text.
     """
-    own = f"{_style()}{(_HERE / 'notebook.css').read_text('utf-8')}"
+    css = f"{_style()}{(_HERE / 'notebook.css').read_text('utf-8')}"
+    # A notebook has a root and a body of its own, so the rules apply to the report's element.
     for ours, theirs in ((":root", "&"), ("body {", "& {"), ("@media (max-width", "@container (max-width")):
-        own = own.replace(ours, theirs)
+        css = css.replace(ours, theirs)
     # The class is repeated three times to override a notebook's own rules, which name up to two classes.
-    style = Markup(f".edgeq.edgeq.edgeq {{{own}}}")
-    shown = [
+    style = Markup(f".edgeq.edgeq.edgeq {{{css}}}")
+    parts = [
         (caption, heads, [[isolated(cell, 200) for cell in row] for row in rows[:_LISTED]])
         for caption, heads, rows in tables
     ]
-    return _environment().get_template("notebook.html").render(**_shown(data), style=style, tables=shown)
+    return _environment().get_template("notebook.html").render(**_template_values(data), style=style, tables=parts)
 
 
-def _shown(data: ReportData) -> dict[str, Any]:
+def _template_values(data: ReportData) -> dict[str, Any]:
     return {"data": data, "main": data.main, "verdict": verdict_of(data, data.main), "detailed": _DETAILED}
 
 
@@ -400,6 +408,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
+        # A misspelt name in a template raises an error instead of leaving a gap in the page.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -411,8 +420,10 @@ def _environment() -> Environment:
     tables = (board_table, kind_table, latency_table, layer_table, output_table)
     rows = (accuracy_text, candidate_figures, float_node_rows, metric_rows, reason_rows, variant_rows)
     texts = (coverage_text, failures, histogram_texts, statuses_drawn, trial_settings, tuning_facts)
-    rest = (layers_view, operators_drawn, ordered_candidates, timing_of, verdict_of)
-    environment.globals.update({one.__name__: one for one in (*charts, *tables, *rows, *texts, *rest)})
+    functions = (layers_view, operators_drawn, ordered_candidates, timing_of, verdict_of)
+    environment.globals.update(
+        {function.__name__: function for function in (*charts, *tables, *rows, *texts, *functions)}
+    )
     environment.globals.update(numbers=numbers, pairs=figures.pairs, status_names=NAMES)
     return environment
 
@@ -429,6 +440,7 @@ def _policy(script: str) -> str:
 SCHEMA = "edgeq.report/1"
 RECORD, PAGE, TUNING = "report.json", "report.html", "tuning.json"
 DEVICE_COMMANDS = ("edgeq report BUNDLE --bench", "edgeq verify BUNDLE", "python edgeq_run.py bench   # on the device")
+# More digits than the page shows anywhere, and few enough to hide the last bits of sums.
 DIGITS = 5
 
 
@@ -464,10 +476,10 @@ def report_files(record: Mapping[str, Any]) -> dict[str, bytes]:
 
     Numbers are rounded, so that differences in the last bit of a sum do not change the bundle.
     """
-    kept = rounded(plain(record), DIGITS)
+    content = round_floats(plain(record), DIGITS)
     return {
-        RECORD: (json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8"),
-        PAGE: page_of(kept),
+        RECORD: (json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8"),
+        PAGE: page_of(content),
     }
 
 

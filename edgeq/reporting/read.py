@@ -58,6 +58,7 @@ class Metric:
         return None if self.float32 is None or self.int8 is None else self.int8 - self.float32
 
 
+# Bounds on what an untrusted record makes the page draw.
 _MOST_VARIANTS, _MOST_OUTPUTS, _MOST_METRICS = 40, 50, 20
 
 
@@ -108,40 +109,52 @@ class VariantRecord:
     @property
     def facts(self) -> Pairs:
         """Return where the variant runs and how it was checked."""
-        known = {name: getattr(self, name) for name in ("target", "profile", "provider", "engine", "min_onnxruntime")}
+        values = {name: getattr(self, name) for name in ("target", "profile", "provider", "engine", "min_onnxruntime")}
         sums = self.saturation.why if self.saturation else ""
         repair = self.repair.sentence if self.repair else ""
-        return pairs({**known, "checked": self.checked, "16-bit sums": sums, "repair": repair}, 10)
+        return pairs({**values, "checked": self.checked, "16-bit sums": sums, "repair": repair}, 10)
 
     @property
     def scheme_facts(self) -> Pairs:
         """Return how the variant is quantized, without fields that have no meaning in its mode."""
+        # A scheme has fields for every mode. Those of another mode have their defaults and decide nothing.
         unused = "dynamic_weight_types" if self.scheme.get("mode") == "static" else "method"
-        shown = pairs(self.scheme, 30)
+        facts = pairs(self.scheme, 30)
         hidden = ("exclude", "exclude_reasons", unused)
-        return tuple((key.replace("_", " "), value) for key, value in shown if key not in hidden)
+        return tuple((key.replace("_", " "), value) for key, value in facts if key not in hidden)
 
     @property
     def excluded(self) -> tuple[str, ...]:
         """Return the nodes that the scheme keeps in float. Text after a node states why edgeq itself chose the node."""
         nodes, reasons = self.scheme.get("exclude"), self.scheme.get("exclude_reasons")
-        known = reasons if isinstance(reasons, Mapping) else {}
+        # A record may be untrusted, and its scheme may have any form.
+        reasons_by_node = reasons if isinstance(reasons, Mapping) else {}
         listed = nodes[:500] if isinstance(nodes, list | tuple) else ()
-        named = ((string(node), string(known.get(node) if isinstance(node, str) else None)) for node in listed)
+        named = (
+            (string(node), string(reasons_by_node.get(node) if isinstance(node, str) else None)) for node in listed
+        )
         return tuple(f"{name}: {reason}" if reason else name for name, reason in named)
 
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:
         """Return the metrics of both models, in the order in which the int8 model has them."""
-        found = [self.accuracy.get(name) for name in (INT8, FLOAT)]
-        after, before = (one.metrics if one else {} for one in found)
-        names = list(dict.fromkeys([*after, *before]))[:_MOST_METRICS]
-        known = found[0] or found[1]
-        if known is None or not names:
+        accuracies = [self.accuracy.get(name) for name in (INT8, FLOAT)]
+        int8_values, float_values = (accuracy.metrics if accuracy else {} for accuracy in accuracies)
+        names = list(dict.fromkeys([*int8_values, *float_values]))[:_MOST_METRICS]
+        # A record may have the accuracy of only one of the models.
+        available = accuracies[0] or accuracies[1]
+        if available is None or not names:
             return ()
-        primary = known.primary if known.primary in names else names[0]
+        primary = available.primary if available.primary in names else names[0]
         return tuple(
-            Metric(n[:100], before.get(n), after.get(n), n == primary, known.higher_is_better or n != primary)
+            Metric(
+                n[:100],
+                float_values.get(n),
+                int8_values.get(n),
+                n == primary,
+                # A record states this only for the primary metric. Most other metrics are better if they are higher.
+                available.higher_is_better or n != primary,
+            )
             for n in names
         )
 
@@ -158,13 +171,18 @@ class VariantRecord:
     @property
     def worst_db(self) -> float | None:
         """Return the SQNR of the worst output or slice in dB."""
-        known = [one.least_db for one in self.outputs if math.isfinite(one.least_db) and one.same is None]
-        return min(known, default=self.sqnr_db)
+        decibels = [
+            # Integers have no SQNR, and that of identical outputs is infinite.
+            output.least_db
+            for output in self.outputs
+            if math.isfinite(output.least_db) and output.same is None
+        ]
+        return min(decibels, default=self.sqnr_db)
 
     @property
     def top1(self) -> float | None:
         """Return the lowest top-1 agreement of an output: the share of samples whose top-1 is the float32 model's."""
-        return min((one.top1 for one in self.outputs if one.top1 is not None), default=self.top1_agreement)
+        return min((output.top1 for output in self.outputs if output.top1 is not None), default=self.top1_agreement)
 
     @property
     def timing(self) -> TimingRecord | None:
@@ -225,6 +243,7 @@ class ReportData:
         return next(iter([*by_name, *native, *self.variants]), None)
 
 
+# Facts about the machine, in the order of the page.
 _MACHINE = ("cpu_name", "cpu", "board", "architecture", "cores", "threads", "memory_bytes", "os", "system", "governors")
 
 
@@ -232,28 +251,29 @@ _FORMER = {"count": "samples", "culprits": "error_sources"}
 """Current names of keys, by the names that edgeq 0.2 and older wrote."""
 
 
-def _renamed(part: Any) -> Any:
+def _rename_keys(part: Any) -> Any:
     """Return a part of a variant's record with the current names of its keys."""
     return {_FORMER.get(key, key): value for key, value in part.items()} if isinstance(part, Mapping) else part
 
 
-def _current(body: Any) -> Any:
+def _update_keys(body: Any) -> Any:
     """Return a variant's record in which the former keys of `accuracy`, `agreement` and `layers` are replaced."""
     if not isinstance(body, Mapping):
         return body
-    parts = {name: _renamed(body[name]) for name in ("agreement", "layers") if name in body}
+    parts = {name: _rename_keys(body[name]) for name in ("agreement", "layers") if name in body}
     if isinstance(accuracy := body.get("accuracy"), Mapping):
-        parts["accuracy"] = {name: _renamed(found) for name, found in accuracy.items()}
+        parts["accuracy"] = {name: _rename_keys(values) for name, values in accuracy.items()}
     return {**body, **parts}
 
 
-def read_report(plain: Mapping[str, Any]) -> ReportData:
+def read_report(values: Mapping[str, Any]) -> ReportData:
     """Read the valid parts of a record. Invalid parts are left out and never raise an error."""
-    if isinstance(variants := plain.get("variants"), Mapping):
-        plain = {**plain, "variants": {name: _current(body) for name, body in variants.items()}}
-    record = readable(plain, ReportRecord) or ReportRecord()
+    if isinstance(variants := values.get("variants"), Mapping):
+        values = {**values, "variants": {name: _update_keys(body) for name, body in variants.items()}}
+    record = readable(values, ReportRecord) or ReportRecord()
     tuning = record.tuning or TuningRecord()
     timing = bench_timing(record.bench) if record.bench else None
+    # A measurement for this page is newer than the one of the tuning run.
     if timing is None and record.tuning is not None:
         timing = finalists_timing(tuning)
     model = record.model or tuning.model or ModelRecord()
@@ -262,6 +282,7 @@ def read_report(plain: Mapping[str, Any]) -> ReportData:
         name=record.name or model.name or "model",
         variants=tuple(replace(body, name=name) for name, body in list(record.variants.items())[:_MOST_VARIANTS]),
         float_bytes=model.bytes,
+        # Without candidates there is nothing to draw.
         tuning=tuning if tuning.candidates else None,
         timing=timing,
         fleet=record.fleet,
@@ -273,15 +294,17 @@ def read_report(plain: Mapping[str, Any]) -> ReportData:
     )
 
 
-def _machine(plain: Mapping[str, Any]) -> Pairs:
-    known = {key: plain.get(key) for key in _MACHINE}
-    memory = known["memory_bytes"]
-    known["memory_bytes"] = size(memory) if isinstance(memory, int) and 0 < memory < 1 << 64 else None
-    found = [(key.replace("_bytes", "").replace("_", " "), value) for key, value in pairs(known, 20)]
-    gpus = plain.get("gpus")
+def _machine(record: Mapping[str, Any]) -> Pairs:
+    values = {key: record.get(key) for key in _MACHINE}
+    memory = values["memory_bytes"]
+    # The record may be untrusted: a number of more than 64 bits is not the size of a memory.
+    values["memory_bytes"] = size(memory) if isinstance(memory, int) and 0 < memory < 1 << 64 else None
+    facts = [(key.replace("_bytes", "").replace("_", " "), value) for key, value in pairs(values, 20)]
+    gpus = record.get("gpus")
     for gpu in gpus[:8] if isinstance(gpus, list | tuple) else ():
-        found.append(("gpu", string(gpu.get("name")) if isinstance(gpu, Mapping) else ""))
-    return tuple((key, value) for key, value in found if value and value != "0")
+        facts.append(("gpu", string(gpu.get("name")) if isinstance(gpu, Mapping) else ""))
+    # Zero cores or bytes mean that the number is not known.
+    return tuple((key, value) for key, value in facts if value and value != "0")
 
 
 Tone = Literal["good", "bad", "neutral"]
@@ -322,16 +345,20 @@ def verdict_of(data: ReportData, variant: VariantRecord | None) -> ReportVerdict
     timing, tuning = timing_of(data, variant), data.tuning if variant is data.main else None
     variant = variant or VariantRecord()
     claim = _claim(timing, variant)
-    speed, accuracy, agreement = _speed(claim), _accuracy(variant, tuning), _agreement(variant)
+    speed, accuracy, agreement = _speed_figure(claim), _accuracy_figure(variant, tuning), _agreement_figure(variant)
     ratio = variant.bytes / data.float_bytes if variant.bytes and data.float_bytes else None
-    shown = (speed, accuracy, agreement, _size(data, variant, ratio), _coverage(variant.coverage))
+    figures = (speed, accuracy, agreement, _size_figure(data, variant, ratio), _coverage_figure(variant.coverage))
     of_space = "" if ratio is None else f"takes {share(ratio, 0)} of its space"
     parts = [part for part in (_speed_text(claim), _accuracy_text(variant), of_space) if part]
+    # Size and coverage have no limit here, so they cannot make a verdict bad.
     slow, *poor_figures = (figure is not None and figure.tone == "bad" for figure in (speed, accuracy, agreement))
     poor = any(poor_figures)
     warnings = variant.warnings[:20]
+    # A green verdict would make readers skip the warnings.
     tone: Tone = "neutral" if warnings else "good"
-    status, sentence = "Result", f"The int8 model {_listed(parts)}."
+    status, sentence = "Result", f"The int8 model {_join_phrases(parts)}."
+    # The first rule that applies decides: a missed goal outweighs single figures, and a bad figure outweighs a goal
+    # that was met.
     if tuning is not None and tuning.met is False:
         tone, status = "bad", "Goal not met"
         sentence = "No candidate keeps the required accuracy and is faster than float32."
@@ -344,13 +371,14 @@ def verdict_of(data: ReportData, variant: VariantRecord | None) -> ReportVerdict
     elif tuning is not None and tuning.met:
         unknown = claim is not None and claim.verdict == UNKNOWN
         tone, status = ("neutral", "Speed unproven") if unknown else ("good", "Goal met")
+        # If nobody showed that the model is faster, doubts about its accuracy come second.
         if not unknown and tuning.doubts:
             tone, status = "neutral", "Accuracy in doubt"
     return ReportVerdict(
         tone,
         status,
         sentence,
-        tuple(figure for figure in shown if figure is not None),
+        tuple(figure for figure in figures if figure is not None),
         warnings,
         target=(variant.title or variant.name) if len(data.variants) > 1 else "",
         commands=tuple(_closer(data, variant, slow=slow, poor=poor, missed=status == "Goal not met")),
@@ -365,6 +393,7 @@ def _closer(data: ReportData, variant: VariantRecord, *, slow: bool, poor: bool,
     if slow:
         yield f"edgeq report BUNDLE --bench{named}"
     if missed:
+        # A run that chose a candidate wrote a bundle, which the next run has to replace.
         over = "--force " if data.tuning is not None and data.tuning.chosen else ""
         yield f"edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume {over}-o BUNDLE"
 
@@ -374,60 +403,61 @@ def timing_of(data: ReportData, variant: VariantRecord | None) -> TimingRecord |
     if variant is not None and variant.timing is not None and data.timing is None:
         return variant.timing
     timing = data.timing
+    # With several variants, the report's timing may be about another variant.
     if timing is None or variant is None or len(data.variants) <= 1:
         return timing
     return timing if variant.name in timing.models else variant.timing
 
 
-def compared(timing: TimingRecord | None, variant: VariantRecord) -> str:
+def compared_model(timing: TimingRecord | None, variant: VariantRecord) -> str:
     """Return the name of the model that `timing` compares with the baseline. This is the variant, or else the first
     model that is not the baseline. Return "" if there is none.
     """
     if timing is None or timing.baseline not in timing.models:
         return ""
-    others = [name for name in timing.models if name != timing.baseline]
-    return variant.name if variant.name in others else next(iter(others), "")
+    names = [name for name in timing.models if name != timing.baseline]
+    return variant.name if variant.name in names else next(iter(names), "")
 
 
 def _claim(timing: TimingRecord | None, variant: VariantRecord) -> Claim | None:
     """Return the claim that can be made about the variant's speed, or None if the variant was not timed against
     float32.
     """
-    return timing.ratios.get(compared(timing, variant)) if timing is not None else None
+    return timing.ratios.get(compared_model(timing, variant)) if timing is not None else None
 
 
-def _speed(found: Claim | None) -> Figure | None:
-    if found is None:
+def _speed_figure(claim: Claim | None) -> Figure | None:
+    if claim is None:
         return None
-    about = found.estimated
+    about = claim.estimated
     if about is not None:
-        return Figure("Speed", f"about {times(about[0])}", f"unproven: {found.figures()}; {found.reason}")
-    if found.interval is None:
-        return Figure("Speed", "not measurable", found.reason or f"only {found.pairs} pairs of runs")
-    tone: Tone = "good" if found.verdict == FASTER else "bad" if found.verdict == SLOWER else "neutral"
-    return Figure("Speed", times(found.interval[0]), found.figures(), tone)
+        return Figure("Speed", f"about {times(about[0])}", f"unproven: {claim.figures()}; {claim.reason}")
+    if claim.interval is None:
+        return Figure("Speed", "not measurable", claim.reason or f"only {claim.pairs} pairs of runs")
+    tone: Tone = "good" if claim.verdict == FASTER else "bad" if claim.verdict == SLOWER else "neutral"
+    return Figure("Speed", times(claim.interval[0]), claim.figures(), tone)
 
 
-def _speed_text(found: Claim | None) -> str:
-    if found is not None and found.estimated is not None:
-        return f"runs at about {times(found.estimated[0])} the speed of float32, estimated and unproven"
-    if found is None or found.interval is None:
+def _speed_text(claim: Claim | None) -> str:
+    if claim is not None and claim.estimated is not None:
+        return f"runs at about {times(claim.estimated[0])} the speed of float32, estimated and unproven"
+    if claim is None or claim.interval is None:
         return ""
-    if found.verdict == UNSETTLED:
+    if claim.verdict == UNSETTLED:
         return "is about as fast as float32 here"
-    ratio = times(found.interval[0])
-    return f"runs {ratio} as fast as float32" if found.verdict == FASTER else f"is slower than float32 ({ratio})"
+    ratio = times(claim.interval[0])
+    return f"runs {ratio} as fast as float32" if claim.verdict == FASTER else f"is slower than float32 ({ratio})"
 
 
-def _accuracy(variant: VariantRecord, tuning: TuningRecord | None) -> Figure | None:
+def _accuracy_figure(variant: VariantRecord, tuning: TuningRecord | None) -> Figure | None:
     primary = variant.primary
     if primary is None or primary.int8 is None:
         return None
-    name, shown = metric_name(primary.name), metric(primary.name, primary.int8)
+    name, value = metric_name(primary.name), metric(primary.name, primary.int8)
     if primary.gain is None:
-        return Figure(name, shown)
-    change, before = difference(primary.name, primary.gain), metric(primary.name, primary.float32 or 0.0)
-    return Figure(name, shown, f"{change} against float32's {before}", _accuracy_tone(primary, tuning))
+        return Figure(name, value)
+    change, float_value = difference(primary.name, primary.gain), metric(primary.name, primary.float32 or 0.0)
+    return Figure(name, value, f"{change} against float32's {float_value}", _accuracy_tone(primary, tuning))
 
 
 def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
@@ -438,23 +468,25 @@ def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
     lost = -gain if primary.higher_is_better else gain
     if lost <= 0:
         return "good"
-    asked = tuning.goal.max_drop if tuning is not None and tuning.metric.name == primary.name else None
-    if asked is not None:
-        return "good" if lost <= asked else "bad"
+    limit = tuning.goal.max_drop if tuning is not None and tuning.metric.name == primary.name else None
+    if limit is not None:
+        return "good" if lost <= limit else "bad"
     scale = abs(primary.float32 or 0.0) or 1.0
+    # Where float32 itself is right in few cases, a point is a larger part of that.
     return "good" if lost <= _SMALL_LOSS * min(1.0, scale) else "bad"
 
 
 def _accuracy_text(variant: VariantRecord) -> str:
     primary = variant.primary
     if primary is not None and primary.gain is not None and primary.int8 is not None:
-        shown = metric(primary.name, primary.int8)
+        value = metric(primary.name, primary.int8)
         name = metric_name(primary.name)
         change = difference(primary.name, primary.gain)
+        # A loss that rounds to nothing must not read as a loss.
         if change.startswith("0"):
-            return f"keeps float32's {name} of {shown}"
+            return f"keeps float32's {name} of {value}"
         better = (primary.gain > 0) == primary.higher_is_better
-        return f"{'gains' if better else 'loses'} {change.lstrip('+−')} of {name} ({shown})"
+        return f"{'gains' if better else 'loses'} {change.lstrip('+−')} of {name} ({value})"
     if variant.top1 is not None:
         return f"gives float32's top answer in {share(variant.top1)} of the samples"
     if variant.worst_db is not None:
@@ -462,27 +494,28 @@ def _accuracy_text(variant: VariantRecord) -> str:
     return ""
 
 
-def _agreement(variant: VariantRecord) -> Figure | None:
+def _agreement_figure(variant: VariantRecord) -> Figure | None:
     if variant.worst_db is None and variant.top1 is None:
         return None
-    seen = f"{variant.samples} samples" if variant.samples else ""
+    samples = f"{variant.samples} samples" if variant.samples else ""
     if variant.samples and variant.held_out is False:
-        seen = f"{seen} of the calibration"
+        samples = f"{samples} of the calibration"
     if variant.worst_db is None:
-        return Figure("Same top answer", share(variant.top1 or 0.0), seen)
+        return Figure("Same top answer", share(variant.top1 or 0.0), samples)
+    # With labels, accuracy decides, and noise alone is not bad.
     tone: Tone = "bad" if variant.primary is None and variant.worst_db < HEALTHY_DB else "neutral"
     top = f"same top answer in {share(variant.top1)}" if variant.top1 is not None else ""
-    return Figure("Output SQNR", decibels(variant.worst_db), ", ".join(x for x in (top, seen) if x), tone)
+    return Figure("Output SQNR", decibels(variant.worst_db), ", ".join(x for x in (top, samples) if x), tone)
 
 
-def _size(data: ReportData, variant: VariantRecord, ratio: float | None) -> Figure | None:
+def _size_figure(data: ReportData, variant: VariantRecord, ratio: float | None) -> Figure | None:
     if variant.bytes is None:
         return None
     note = "" if ratio is None else f"{ratio:.2f} of float32's {size(data.float_bytes or 0)}"
     return Figure("Size", size(variant.bytes), note)
 
 
-def _coverage(coverage: Coverage | None) -> Figure | None:
+def _coverage_figure(coverage: Coverage | None) -> Figure | None:
     if coverage is None:
         return None
     if coverage.int8_mac_share is None:
@@ -491,5 +524,5 @@ def _coverage(coverage: Coverage | None) -> Figure | None:
     return Figure("In int8", share(coverage.int8_mac_share), f"of the multiply-accumulates, {origin}")
 
 
-def _listed(parts: list[str]) -> str:
+def _join_phrases(parts: list[str]) -> str:
     return "".join(parts) if len(parts) < 2 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -34,6 +34,7 @@ from edgeq.util.numbers import milliseconds, share, significant
 from edgeq.util.records import Amount, Count, Finite, Positive, readable
 
 INT8 = "int8"
+# Bounds on what an untrusted record makes the page draw.
 _MOST_MODELS = 16
 _MOST_BINS = 400
 T = TypeVar("T")
@@ -132,10 +133,14 @@ class BenchReport:
 def bench_timing(report: BenchReport) -> TimingRecord | None:
     """Return the timing of the first scenario that has latencies, or None if no scenario has any."""
     for name, scenario in report.scenarios.items():
+        # The page has room for one scenario.
         if scenario.models:
             return replace(
                 scenario,
-                models={model: _drawn(model, found, report) for model, found in _first(scenario.models).items()},
+                models={
+                    model: _limit_latency(model, latency, report)
+                    for model, latency in _first_models(scenario.models).items()
+                },
                 histogram_edges_ms=_edges(scenario.histogram_edges_ms),
                 scenario=name,
                 baseline=report.baseline,
@@ -147,29 +152,30 @@ def bench_timing(report: BenchReport) -> TimingRecord | None:
     return None
 
 
-def _drawn(model: str, found: Latency, report: BenchReport) -> Latency:
+def _limit_latency(model: str, latency: Latency, report: BenchReport) -> Latency:
     memory = (report.models.get(model) or BenchModelRecord()).memory or {}
     peak = memory.get("process_peak_bytes") or None
-    return replace(found, histogram=found.histogram[:_MOST_BINS], peak_bytes=peak)
+    return replace(latency, histogram=latency.histogram[:_MOST_BINS], peak_bytes=peak)
 
 
-def _first(models: Mapping[str, T]) -> dict[str, T]:
+def _first_models(models: Mapping[str, T]) -> dict[str, T]:
     return dict(list(models.items())[:_MOST_MODELS])
 
 
 def speed_timing(speed: SpeedRecord) -> TimingRecord | None:
     """Return the latencies in a proof, or None if it contains none."""
-    models = {name: Latency(figures) for name, figures in _first(speed.latency).items()}
-    others = [name for name in models if name != FLOAT]
-    ratios = {others[0]: speed.ratio} if speed.ratio is not None and others else {}
+    models = {name: Latency(figures) for name, figures in _first_models(speed.latency).items()}
+    names = [name for name in models if name != FLOAT]
+    ratios = {names[0]: speed.ratio} if speed.ratio is not None and names else {}
     return TimingRecord(models, ratios) if models else None
 
 
 def finalists_timing(record: TuningRecord) -> TimingRecord | None:
     """Return the latencies of float32 and of the chosen candidate in a tuning run, or None if there are none."""
     models, ratios = {}, {}
-    chosen = [trial for trial in record.candidates if record.chosen and trial.name == record.chosen]
-    for name, timing in ((FLOAT, record.float32.timing), *((trial.name, trial.timing) for trial in chosen)):
+    winners = [trial for trial in record.candidates if record.chosen and trial.name == record.chosen]
+    for name, timing in ((FLOAT, record.float32.timing), *((trial.name, trial.timing) for trial in winners)):
+        # The tuning record has more figures than the page draws, and may be untrusted.
         figures = readable(timing.latency, LatencyFigures) if timing is not None else None
         if timing is None or figures is None:
             continue
@@ -181,19 +187,21 @@ def finalists_timing(record: TuningRecord) -> TimingRecord | None:
 
 def _settings(settings: BenchSettingsRecord) -> Pairs:
     seconds, threads = settings.min_duration_s, settings.threads
-    found = (
+    facts = (
         ("measured for", f"at least {significant(seconds)} s per model" if seconds else ""),
         ("threads", "" if threads is None else str(threads) if threads else "chosen by onnxruntime"),
         ("pinned to cores", ", ".join(str(core) for core in settings.pin[:64])),
     )
-    return tuple((key, value) for key, value in found if value)
+    return tuple((key, value) for key, value in facts if value)
 
 
 def _edges(edges: tuple[float, ...]) -> tuple[float, ...]:
     """Return `edges` if they are positive and ascending. Otherwise return an empty tuple."""
+    # The axis may be logarithmic, and bars need a width.
     return edges[: _MOST_BINS + 1] if all(0 < a < b for a, b in pairwise(edges)) else ()
 
 
+# The height of a model's row and the margins of the chart, in the units of `EM`.
 ROW = 112.0
 _TOP = 8.0
 _BOTTOM = 44.0
@@ -201,16 +209,18 @@ _BOTTOM = 44.0
 
 def latency_chart(timing: TimingRecord, width: float) -> Markup:
     """Draw a row for each model, in the order of `timing.models`. Without models, return empty markup."""
+    # With more rows, a reader could not see the whole chart at once.
     models = list(timing.models.items())[:8]
     if not models:
         return Markup()
-    all_figures = [found.latency for _, found in models]
+    all_figures = [drawn.latency for _, drawn in models]
     ends = [v for f in all_figures for v in (f.min_ms, f.p50_ms, f.p90_ms, f.p99_ms) if v is not None]
-    ends += [e for e in _occupied(timing) if e > 0]
+    # Empty bins at the ends would take width from the others.
+    ends += [e for e in _find_occupied_edges(timing) if e > 0]
     xs = scale_for(ends, 8.0, width - 8.0, pad=0.03)
     height = _TOP + ROW * len(models) + _BOTTOM
     base = height - _BOTTOM
-    summary = "; ".join(f"{name}: median {milliseconds(found.latency.p50_ms)}" for name, found in models)
+    summary = "; ".join(f"{name}: median {milliseconds(drawn.latency.p50_ms)}" for name, drawn in models)
     return figure(
         width,
         height,
@@ -226,15 +236,15 @@ def series(name: str, timing: TimingRecord) -> str:
     return "base" if name == timing.baseline else "other"
 
 
-def _occupied(timing: TimingRecord) -> list[float]:
+def _find_occupied_edges(timing: TimingRecord) -> list[float]:
     """For each model, return the outer edges of the range of bins that are not empty."""
-    found = []
+    bounds = []
     edges = timing.histogram_edges_ms
     for model in timing.models.values():
         bins = [i for i, n in enumerate(model.histogram) if n > 0]
         if bins and len(edges) == len(model.histogram) + 1:
-            found += [edges[bins[0]], edges[bins[-1] + 1]]
-    return found
+            bounds += [edges[bins[0]], edges[bins[-1] + 1]]
+    return bounds
 
 
 def _row(model: str, timing: TimingRecord, xs: Scale, base: float, width: float) -> Markup:
@@ -247,33 +257,36 @@ def _row(model: str, timing: TimingRecord, xs: Scale, base: float, width: float)
     else:
         parts.append(label((xs.start + xs.end) / 2, base - 16, "no histogram was recorded", anchor="middle"))
     parts.append(tag("line", x1=xs.start, x2=xs.end, y1=base, y2=base, class_="axis"))
-    known = (("p50", figures.p50_ms), ("p90", figures.p90_ms), ("p99", figures.p99_ms))
-    quantiles = [(name, value) for name, value in known if value]
-    taken: list[Box] = []
+    percentiles = (("p50", figures.p50_ms), ("p90", figures.p90_ms), ("p99", figures.p99_ms))
+    quantiles = [(name, value) for name, value in percentiles if value]
+    boxes: list[Box] = []
     # The median always gets a label. Then p99 and p90 get labels, unless the label would touch an earlier one.
     for name, value in sorted(quantiles, key=lambda q: ("p50", "p99", "p90").index(q[0])):
         x = xs(value)
         parts.append(tag("line", x1=x, x2=x, y1=top - 4, y2=base, class_=f"quantile {kind}"))
-        shown = f"{name} {milliseconds(value)}" if name == "p50" else name
-        half = text_width(shown) / 2
+        text = f"{name} {milliseconds(value)}" if name == "p50" else name
+        half = text_width(text) / 2
+        # Labels near an end move inwards, or the figure would cut them.
         middle = min(max(x, xs.start + half), xs.end - half)
         box = Box(middle - half - EM / 4, top - 8 - EM, 2 * half + EM / 2, EM)
-        if not any(box.overlaps(other) for other in taken):
-            parts.append(label(middle, top - 8, shown, anchor="middle"))
-            taken.append(box)
+        if not any(box.overlaps(obstacle) for obstacle in boxes):
+            parts.append(label(middle, top - 8, text, anchor="middle"))
+            boxes.append(box)
     return tag("g", *parts)
 
 
 def _outline(edges: Sequence[float], counts: Sequence[float], xs: Scale, base: float, top: float) -> str:
     """Return the histogram as one closed path. Heights are relative to the fullest bin of the row."""
-    most = max(counts)
+    highest = max(counts)
+    # A logarithmic axis has no place for zero.
     path = [f"M{xs(max(edges[0], 1e-12)):.1f},{base:.1f}"]
     for i, n in enumerate(counts):
-        path.append(f"V{base - (base - top) * n / most:.1f}H{xs(edges[i + 1]):.1f}")
+        path.append(f"V{base - (base - top) * n / highest:.1f}H{xs(edges[i + 1]):.1f}")
     return "".join(path) + f"V{base:.1f}Z"
 
 
 SCHEMA = "edgeq.fleet/1"
+# Rows of a table of boards.
 _MOST = 1000
 Table = tuple[Sequence[str], list[Sequence[str]]]
 
@@ -331,6 +344,7 @@ class FleetRecord:
 
     def check(self) -> None:
         """Raise BoardError if no board could be measured."""
+        # A fleet with one measured board is a result, and `failures` names the others.
         if all(row.reason for row in self.boards):
             raise BoardError(f"no board could be measured: {self.boards[0].reason}")
 
@@ -344,7 +358,7 @@ class FleetRecord:
         return [*failures(self), *notes]
 
 
-def summarised(boards: Sequence[FleetRow], scenario: str) -> FleetRecord:
+def summarise_boards(boards: Sequence[FleetRow], scenario: str) -> FleetRecord:
     """Return the rows of the boards together with a summary row for each model on each kind of board."""
     kinds = dict.fromkeys(row.kind for row in boards)
     return FleetRecord(
@@ -358,17 +372,18 @@ def _kind(kind: str, boards: Sequence[FleetRow]) -> Iterator[KindRow]:
     models = dict.fromkeys(model for board in boards for model in board.latency)
     rows = []
     for model in models:
-        found = [board.latency[model] for board in boards if model in board.latency]
-        p50 = [figures.p50_ms for figures in found]
+        latencies = [board.latency[model] for board in boards if model in board.latency]
+        p50 = [figures.p50_ms for figures in latencies]
         middle = statistics.median(p50)
         rows.append(
             KindRow(
                 kind,
                 model,
-                len(found),
+                len(latencies),
                 middle,
-                statistics.median(f.p90_ms or f.p50_ms for f in found),
-                statistics.median(f.p99_ms or f.p50_ms for f in found),
+                # A board may lack the upper percentiles. They are at least its median.
+                statistics.median(f.p90_ms or f.p50_ms for f in latencies),
+                statistics.median(f.p99_ms or f.p50_ms for f in latencies),
                 (max(p50) - min(p50)) / middle if len(p50) > 1 else None,
             )
         )
@@ -387,6 +402,7 @@ def board_table(record: FleetRecord) -> Table:
             rows.append((board.name, board.kind, "failed", "", "", "", ""))
         for model, figures in board.latency.items():
             claim = board.ratios.get(model)
+            # float32 against itself is always 1.
             times = claim.figures() if claim is not None and model != FLOAT else ""
             rows.append((board.name, board.kind, model, *_latencies(figures), times))
     return heads, rows

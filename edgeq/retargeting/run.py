@@ -52,22 +52,12 @@ from edgeq.model.opset import LOWEST, raise_opset
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import write_shapes
 from edgeq.quantization.float_guard import fit_to_runtime
-from edgeq.retargeting.compare import (
-    USUAL,
-    In,
-    Out,
-    RetargetComparison,
-    check_target,
-    clamped,
-    compare,
-    compare_by_default,
-    compare_sessions,
-    constant_clamp,
-    product_problem,
-    sides,
-)
-from edgeq.retargeting.read import Form, check_form, is_integer_operator, normalise, read_form
+from edgeq.retargeting.compare import USUAL, RetargetComparison, compare, compare_by_default, compare_sessions
+from edgeq.retargeting.normalise import normalise
+from edgeq.retargeting.operands import In, Out, clamp_integers, has_constant_clamp, product_problem, read_sides
+from edgeq.retargeting.read import Form, check_form, is_integer_operator, read_form
 from edgeq.retargeting.shift import INTEGERS, limit_weights, params_at, params_of, shift_activations, shift_weights
+from edgeq.retargeting.traits import check_target
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.bundle_names import check_model_name
 from edgeq.util.display import Displayed
@@ -83,54 +73,59 @@ _QUANTIZED_INPUTS = {
 }
 
 
-def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> tuple[int, list[str]]:
+def to_qoperator(model: ir.Model, accepts: Callable[[ir.Node], bool] = lambda node: True) -> tuple[int, list[str]]:
     """Rewrite float operators between Q/DQ pairs as integer operators, in place.
 
     Args:
-        wanted: function that selects the operators to rewrite.
+        accepts: function that selects the operators to rewrite.
 
     Returns:
         The number of rewritten operators, and the operators with weights that stayed in float, each with the reason.
     """
     editor = Editor(model)
+    # An operator is rewritten only if one QuantizeLinear reads its output, so duplicates would keep it in float.
     _share_quantizers(editor)
-    count, kept = 0, []
+    count, unchanged = 0, []
     for node in list(model.graph):
-        known = node.op_type in _QUANTIZED_INPUTS or moves_data(node)
-        if not known or node.domain not in MAIN_DOMAINS or node.graph is None or not wanted(node):
+        # A node without a graph was removed as the clamp of an operator before it.
+        has_integer_form = node.op_type in _QUANTIZED_INPUTS or moves_data(node)
+        if not has_integer_form or node.domain not in MAIN_DOMAINS or node.graph is None or not accepts(node):
             continue
         reason = _to_integers(node, editor)
         if not reason:
             count += 1
+        # Only products cost enough time in float to be worth a line.
         elif node.op_type in _PRODUCTS:
-            kept.append(f"{node.op_type} {node.name} stays between Q and DQ: {reason}")
-    return count, kept
+            unchanged.append(f"{node.op_type} {node.name} stays between Q and DQ: {reason}")
+    return count, unchanged
 
 
 def _to_integers(node: ir.Node, editor: Editor) -> str:
     """Replace an operator with its integer form and return "". If it has no integer form, return the reason."""
-    found = sides(node, _QUANTIZED_INPUTS.get(node.op_type, 1) or len(node.inputs))
-    if isinstance(found, str):
-        return found
+    operands = read_sides(node, _QUANTIZED_INPUTS.get(node.op_type, 1) or len(node.inputs))
+    if isinstance(operands, str):
+        return operands
     if node.op_type in ("Relu", "Clip"):
-        return _clamp(node, *found, editor)
+        return _clamp(node, *operands, editor)
     if node.op_type not in _QUANTIZED_INPUTS:
-        return _data_movement(node, *found, editor)
-    return (product_problem(node, found[0]) if node.op_type in _PRODUCTS else "") or _compute(node, *found, editor)
+        return _data_movement(node, *operands, editor)
+    return (product_problem(node, operands[0]) if node.op_type in _PRODUCTS else "") or _compute(
+        node, *operands, editor
+    )
 
 
 def _share_quantizers(editor: Editor) -> None:
     """If a tensor has several QuantizeLinear nodes with the same parameters, keep only one of them."""
     for node in list(editor.graph):
         for output in node.outputs:
-            first: list[tuple[ir.Node, QuantParams]] = []
+            quantizers: list[tuple[ir.Node, QuantParams]] = []
             for user, _ in list(output.uses()):
                 params = params_of(user) if is_op(user, "QuantizeLinear") else None
                 if params is None or user.graph is not editor.graph:
                     continue
-                duplicate = next((n for n, p in first if p.equals(params)), None)
+                duplicate = next((n for n, p in quantizers if p.equals(params)), None)
                 if duplicate is None:
-                    first.append((user, params))
+                    quantizers.append((user, params))
                 elif not user.outputs[0].is_graph_output():
                     # The duplicate may come later in the list, but the graph is sorted at the end.
                     replace_value(user.outputs[0], duplicate.outputs[0])
@@ -154,19 +149,21 @@ def _emit(
         before=out.quantize,
         like=node.outputs[0],
         dtype=out.params.dtype,
+        # beta is 1 here, and QGemm does not have it.
         attributes={name: value for name, value in node.attributes.items() if name != "beta"},
         domain=domain,
     )
-    replace_value(out.quantize.outputs[0], clamped(result, out, editor))
+    replace_value(out.quantize.outputs[0], clamp_integers(result, out, editor))
     for gone in (out.quantize, out.clamp, node):
         if gone is not None:
             editor.graph.remove(gone, safe=True)
     return ""
 
 
-def _compute(node: ir.Node, found: list[In], out: Out, editor: Editor) -> str:
+def _compute(node: ir.Node, connected: list[In], out: Out, editor: Editor) -> str:
     """Write the integer operator, with its inputs in the order that the operator table gives."""
-    mixed = any(side.params.dtype != out.params.dtype or side.params.per_channel for side in found)
+    mixed = any(side.params.dtype != out.params.dtype or side.params.per_channel for side in connected)
+    # These kernels read all their inputs in the type of the output, with one scale each.
     if node.op_type in ("Add", "Mul", "Concat") and mixed:
         return "its inputs are of different types"
     if node.op_type == "AveragePool" and (
@@ -177,11 +174,11 @@ def _compute(node: ir.Node, found: list[In], out: Out, editor: Editor) -> str:
         return "beta is not 1"
     op_type = "QGemm" if node.op_type == "Gemm" else f"QLinear{node.op_type}"
     row = OPERATORS[op_type]
-    bias, reason = _bias(node, found, editor) if row.bias is not None else (None, "")
+    bias, reason = _bias(node, connected, editor) if row.bias is not None else (None, "")
     if reason:
         return reason
     operands: list[ir.Value | None] = []
-    for place, side in enumerate(found):
+    for place, side in enumerate(connected):
         operands += [side.value, *editor.parameters(side.params, f"{node.name}/in{place}")]
     assert row.integer_output is not None, "QLinear operators give integers"
     behind: dict[int, tuple[ir.Value | None, ...]] = {
@@ -189,10 +186,13 @@ def _compute(node: ir.Node, found: list[In], out: Out, editor: Editor) -> str:
     }
     if row.bias is not None:
         behind[row.bias] = (bias,)
+    # In ascending order, because each insertion moves the inputs behind it.
     for place, values in sorted(behind.items(), key=lambda item: item[0]):
         operands[place:place] = values
+    # A bias that is missing is the last operand, which the node leaves out.
     if operands[-1] is None:
         operands.pop()
+    # ONNX defines only these two. The others are ONNX Runtime's own.
     domain = "" if op_type in ("QLinearConv", "QLinearMatMul") else MICROSOFT
     return _emit(op_type, operands, node, out, editor, domain=domain)
 
@@ -203,6 +203,7 @@ def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) ->
     """
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
+    # Moving integers keeps the numbers only if both sides read the integers the same way.
     if out.clamp is not None or not inputs[0].params.equals(out.params):
         return "its scale changes"
     return _emit(node.op_type, [inputs[0].value, *node.inputs[1:]], node, out, editor)
@@ -213,9 +214,9 @@ def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
     QuantizeLinear after it must have the same parameters.
     """
     source, alone = inputs[0], Out(out.quantize, out.params, node)
-    if out.clamp is not None or not source.params.equals(out.params) or not constant_clamp(alone):
+    if out.clamp is not None or not source.params.equals(out.params) or not has_constant_clamp(alone):
         return "its scale or a bound changes"
-    integers = clamped(source.value, alone, editor)
+    integers = clamp_integers(source.value, alone, editor)
     if integers is source.value and out.quantize.outputs[0].is_graph_output():
         return (
             "its output is an output of the model"  # an output cannot be the same tensor as an input or another output
@@ -225,7 +226,7 @@ def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
     return ""
 
 
-def _bias(node: ir.Node, found: list[In], editor: Editor) -> tuple[ir.Value | None, str]:
+def _bias(node: ir.Node, operands: list[In], editor: Editor) -> tuple[ir.Value | None, str]:
     """Return the bias as int32 in units of input scale times weight scale, and "". If the bias has no such form, return
     None and the reason.
     """
@@ -241,10 +242,11 @@ def _bias(node: ir.Node, found: list[In], editor: Editor) -> tuple[ir.Value | No
             return None, "its bias is not constant"
         scale, zero = params.spread(integers.shape)
         numbers = (integers.astype(np.int64) - zero).astype(np.float64) * scale
-    unit = found[0].params.scale.reshape(-1)[:1].astype(np.float64) * found[1].params.scale.reshape(-1)
+    unit = operands[0].params.scale.reshape(-1)[:1].astype(np.float64) * operands[1].params.scale.reshape(-1)
     unit *= node.attributes.get_float("alpha", 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):  # alpha may be 0
         levels = np.rint(numbers.astype(np.float64) / unit)
+    # The comparison is false for NaN, too, which an alpha of 0 gives.
     if not np.all(np.abs(levels) <= np.iinfo(np.int32).max):
         return None, "its bias does not fit into int32"
     return editor.constant(f"{value.name}/int32", levels.astype(np.int32)), ""
@@ -260,49 +262,50 @@ def to_qdq(model: ir.Model) -> list[str]:
     """Rewrite integer operators as float operators between Q and DQ, in place. Return the operators for which this
     function has no float form.
     """
-    editor, kept = Editor(model), []
+    editor, unchanged = Editor(model), []
     for node in list(model.graph):
         if not is_integer_operator(node):
             continue
-        if _float_form(node, editor):
+        if _write_float_form(node, editor):
             editor.graph.remove(node, safe=True)
         else:
-            kept.append(f"{node.op_type} {node.name} stays as it is")
-    return kept
+            unchanged.append(f"{node.op_type} {node.name} stays as it is")
+    return unchanged
 
 
-def _float_form(node: ir.Node, editor: Editor) -> bool:
+def _write_float_form(node: ir.Node, editor: Editor) -> bool:
     """Write the float form of an integer operator between Q and DQ, and return whether there is such a form."""
     row, output = operator_of(node), node.outputs[0]
     if row.integer_output is None or node.op_type in _OTHERWISE or node.domain not in (*MAIN_DOMAINS, MICROSOFT):
         return False
     if node.attributes.get_int("channels_last", 0) != 0 or _flattens(node):
         return False
+    # QGemm without a scale for its output gives floats.
     gives_floats = node.op_type == "QGemm" and node_input(node, row.integer_output[0]) is None
-    given = [(node_input(node, places.value), _operand(node, places)) for places in integer_inputs(node)]
-    known = [(value, params) for value, params in given if value is not None and params is not None]
-    made = params_at(node, row.integer_output[0])
-    if len(known) < len(given) or (made is None and not gives_floats):
+    operands = [(node_input(node, places.value), _operand(node, places)) for places in integer_inputs(node)]
+    quantized = [(value, params) for value, params in operands if value is not None and params is not None]
+    output_params = params_at(node, row.integer_output[0])
+    if len(quantized) < len(operands) or (output_params is None and not gives_floats):
         return False
-    if any(params.scale.ndim > 1 for _, params in known):
+    if any(params.scale.ndim > 1 for _, params in quantized):
         return False
     bias = node_input(node, row.bias)
     if bias is not None:
-        params = _float_bias(node, bias, known[0][1], known[1][1])
+        params = _float_bias(node, bias, quantized[0][1], quantized[1][1])
         if params is None:
             return False
-        known.append((bias, params))
+        quantized.append((bias, params))
     result = editor.node(
         row.float_form,
-        [editor.dequantize(value, params, f"{value.name}/float", before=node) for value, params in known],
+        [editor.dequantize(value, params, f"{value.name}/float", before=node) for value, params in quantized],
         f"{(node.name or row.float_form).removesuffix('_quant')}/float",
         before=node,
         like=output,
         dtype=ir.DataType.FLOAT,
         attributes={key: value for key, value in node.attributes.items() if key not in _OWN_ATTRIBUTES},
     )
-    if made is not None:
-        result = editor.quantize(result, made, f"{output.name}/integers", before=node)
+    if output_params is not None:
+        result = editor.quantize(result, output_params, f"{output.name}/integers", before=node)
     replace_value(output, result)
     return True
 
@@ -380,9 +383,9 @@ class Retargeted(Displayed):
         }
 
 
-def _largest(found: RetargetComparison | None) -> float | None:
+def _largest(comparison: RetargetComparison | None) -> float | None:
     """Return the largest difference, or None if it is not known or infinite."""
-    return found.largest if found is not None and np.isfinite(found.largest) else None
+    return comparison.largest if comparison is not None and np.isfinite(comparison.largest) else None
 
 
 def retarget(
@@ -428,44 +431,48 @@ def retarget(
     _check_request(format, activation_type, weight_type)
     check_model_name(output)
     suffix = check_suffix(output, place)
-    for written in (output, output.with_name(data_name(output))):
-        check_apart(written, model_files(model))
+    # A large model has its weights in a second file, which must not replace an input either.
+    for path in (output, output.with_name(data_name(output))):
+        check_apart(path, model_files(model))
     with (
         scratch_folder("edgeq-retarget-") as folder,
         output_file(output, force=force, beside=data_names(output, model)) as written_file,
     ):
         draft = written_file if suffix == ONNX else Path(folder) / f"{written_file.stem}{ONNX}"
-        graph, changes = _opened(model)
-        before = read_form(graph)
-        if before.format == "dynamic" or not before.activations:
+        graph, changes = _load_quantized(model)
+        source_form = read_form(graph)
+        if source_form.format == "dynamic" or not source_form.activations:
             raise ModelError(
                 f"{model} has no 8-bit activations with constant scales"
-                + (", only dynamic quantization" if before.format == "dynamic" else ""),
+                + (", only dynamic quantization" if source_form.format == "dynamic" else ""),
                 "It runs as it is. For another runtime use `edgeq quantize FLOAT.onnx --dynamic -o OUT.onnx`, or with "
                 "--data SAMPLES instead of --dynamic",
             )
-        kept = _rewrite(graph, before, changes, format, activation_type, weight_type, wanted)
+        unchanged = _rewrite(graph, source_form, changes, format, activation_type, weight_type, wanted)
+        # The changes leave nodes that nothing reads, and nodes that come before those that they read.
         tidy(graph)
         graph.graph.sort()
-        after = read_form(graph)
+        new_form = read_form(graph)
         name_nodes(graph)
+        # A mistake in the rewriting shows here, before the model replaces a file.
         check_valid(to_proto(graph), output)
         session_options, why, _ = fit_to_runtime(graph)
         if place is not None:
-            check_target(graph, place, model, before)
+            check_target(graph, place, model, source_form)
             changes += _limit(graph, place)
         save_model(graph, draft)
-        same_operators = format is None and before.format == "QDQ"
+        # If only types change, every operator computes the same numbers, so the outputs must be equal.
+        same_operators = format is None and source_form.format == "QDQ"
         branches = any(True for node in graph.graph for _ in bodies(node))
         by_default, problem = compare_by_default(model, draft, session_options, branches=branches)
         comparison = compare(model, draft, same_operators=same_operators, default=by_default)
         if problem:
-            kept.append(f"ONNX Runtime's optimiser has to be off: {problem}")
+            unchanged.append(f"ONNX Runtime's optimiser has to be off: {problem}")
         if comparison is None:
-            kept.append("not compared on noise: the model does not run on made-up inputs")
+            unchanged.append("not compared on noise: the model does not run on made-up inputs")
         # The optimiser turns Q/DQ pairs into integer operators, so its session may be closer to the rewritten model.
         elif (closest := min(c.largest for c in (comparison, by_default) if c is not None)) > USUAL:
-            kept.append(
+            unchanged.append(
                 f"outputs on noise differ by {closest:.0%} of the largest, because single 8-bit steps "
                 "matter in this model; compare both on your own data (`edgeq compare`)"
             )
@@ -475,11 +482,13 @@ def retarget(
             backend_for(place).write_file(draft, written_file)
             by_default, problem = _compare_on_target(model, draft, place)
             if problem:
-                kept.append(f"not compared in the kernels of {place.name}: {problem}")
-    return Retargeted(output, before, after, tuple(changes), (*kept, *why), comparison, by_default, session_options)
+                unchanged.append(f"not compared in the kernels of {place.name}: {problem}")
+    return Retargeted(
+        output, source_form, new_form, tuple(changes), (*unchanged, *why), comparison, by_default, session_options
+    )
 
 
-def _compare_on_target(given: Path, rewritten: Path, target: Target) -> tuple[RetargetComparison | None, str]:
+def _compare_on_target(source: Path, rewritten: Path, target: Target) -> tuple[RetargetComparison | None, str]:
     """Compare the outputs of a model in ONNX Runtime with those of its rewritten form in the kernels of a target.
 
     Returns:
@@ -489,7 +498,7 @@ def _compare_on_target(given: Path, rewritten: Path, target: Target) -> tuple[Re
     try:
         with simulate(target) as open_model:
             session = open_model(rewritten, SessionSettings())
-            return compare_sessions(given, open_session(given), session), ""
+            return compare_sessions(source, open_session(source), session), ""
     except (CheckFailedError, RuntimeUnavailableError) as error:
         return None, error.problem
 
@@ -501,6 +510,7 @@ def _limit(graph: ir.Model, target: Target) -> list[str]:
     Returns:
         A line for each reason for which weights were limited.
     """
+    # If the release is not known, it may be one of those that compute wrongly.
     release, kinds = target.runtime.get("onnxruntime"), set(integer_products(graph))
     lines = []
     for row in load_wrong_kernels():
@@ -513,7 +523,7 @@ def _limit(graph: ir.Model, target: Target) -> list[str]:
     return lines
 
 
-def _opened(path: Path) -> tuple[ir.Model, list[str]]:
+def _load_quantized(path: Path) -> tuple[ir.Model, list[str]]:
     changes: list[str] = []
     graph = from_proto(load_model(path, external_data="all"), label=path)
     if not is_quantized(graph):
@@ -532,41 +542,43 @@ def _opened(path: Path) -> tuple[ir.Model, list[str]]:
 
 def _rewrite(
     graph: ir.Model,
-    before: Form,
+    source_form: Form,
     changes: list[str],
     format: str | None,
     activation_type: str | None,
     weight_type: str | None,
-    wanted: Callable[[ir.Node], bool],
+    accepts: Callable[[ir.Node], bool],
 ) -> list[str]:
     """Change the format and the types in place, and append each change to `changes`. Return the operators and tensors
     that stayed unchanged, each with the reason.
     """
-    kept: list[str] = []
-    keeps_integer_operators = format is None and before.format == "QOperator"
+    unchanged: list[str] = []
+    keeps_integer_operators = format is None and source_form.format == "QOperator"
+    # There are no kernels for int8 activations with uint8 weights, so the weights have to follow.
     needs_weights = activation_type == "int8" and weight_type is None
     integer_operators = sum(map(is_integer_operator, graph.graph))
-    if before.format != "QDQ":
-        kept += to_qdq(graph)
+    # Types change between Q/DQ pairs. So integer operators become pairs first, and integer operators again at the end.
+    if source_form.format != "QDQ":
+        unchanged += to_qdq(graph)
     if weight_type is not None or needs_weights:
-        chosen = weight_type or "int8"
-        count = shift_weights(graph, INTEGERS[chosen])
+        new_type = weight_type or "int8"
+        count = shift_weights(graph, INTEGERS[new_type])
         if count:
-            changes.append(f"{count} weights → {chosen}, with integers and zero points shifted by 128")
+            changes.append(f"{count} weights → {new_type}, with integers and zero points shifted by 128")
     if activation_type is not None:
         count, stuck = shift_activations(graph, INTEGERS[activation_type])
-        kept += stuck
+        unchanged += stuck
         if count:
             changes.append(f"{count} activations → {activation_type}, with integers and zero points shifted by 128")
     if format == "QOperator" or keeps_integer_operators:
-        count, stuck = to_qoperator(graph, wanted)
-        kept += stuck
+        count, stuck = to_qoperator(graph, accepts)
+        unchanged += stuck
         if format == "QOperator":
             changes.append(f"{count} operators between DequantizeLinear and QuantizeLinear → integer operators")
     gone = integer_operators - sum(map(is_integer_operator, graph.graph))
     if gone > 0:
         changes.append(f"{gone} integer operators → DequantizeLinear, operator, QuantizeLinear")
-    return kept
+    return unchanged
 
 
 def _check_request(format: str | None, activation_type: str | None, weight_type: str | None) -> None:
@@ -575,9 +587,9 @@ def _check_request(format: str | None, activation_type: str | None, weight_type:
         ("activation type", activation_type, tuple(INTEGERS)),
         ("weight type", weight_type, tuple(INTEGERS)),
     )
-    for name, value, known in choices:
-        if value is not None and value not in known:
-            raise UsageError(f"the {name} is {value!r}", f"It can be {' or '.join(known)}")
+    for name, value, choices_of_name in choices:
+        if value is not None and value not in choices_of_name:
+            raise UsageError(f"the {name} is {value!r}", f"It can be {' or '.join(choices_of_name)}")
     if all(value is None for _, value, _ in choices):
         raise UsageError("there is nothing to change", "Name a target, a format or a type")
     if activation_type == "int8" and weight_type == "uint8":

@@ -46,7 +46,7 @@ def params_of(node: ir.Node) -> QuantParams | None:
     """Return the parameters of a Q or DQ node. Return None if they are not constant, or if the integers have neither 8
     bits nor 32 bits (a bias).
     """
-    return _known(quant_params.params_of(node), node, 2)
+    return _static_params(quant_params.params_of(node), node, 2)
 
 
 def float32_params_of(node: ir.Node) -> QuantParams | None:
@@ -61,10 +61,10 @@ def params_at(node: ir.Node, scale: int, axis: int = 0) -> QuantParams | None:
     """Return the parameters at an operator's inputs: the scale is input number `scale`, and the zero point is the next
     input. Return None in the same cases as `params_of`.
     """
-    return _known(quant_params.params_at(node, scale, scale + 1, axis=axis), node, scale + 1)
+    return _static_params(quant_params.params_at(node, scale, scale + 1, axis=axis), node, scale + 1)
 
 
-def _known(params: QuantParams | None, node: ir.Node, zero_point: int) -> QuantParams | None:
+def _static_params(params: QuantParams | None, node: ir.Node, zero_point: int) -> QuantParams | None:
     explicit = node_input(node, zero_point) is not None
     return params if params is not None and explicit and params.dtype in _KNOWN else None
 
@@ -109,7 +109,7 @@ def shift_weights(model: ir.Model, dtype: ir.DataType) -> int:
         params = params_of(node) if is_op(node, "DequantizeLinear") and is_weight(node) else None
         if params is None or params.dtype == dtype or params.dtype not in INTEGERS.values():
             continue
-        node.replace_input_with(0, _shifted_constant(node.inputs[0], dtype, editor))
+        node.replace_input_with(0, _shift_constant(node.inputs[0], dtype, editor))
         _shift_zero_point(node, dtype, editor)
         count += 1
     return count
@@ -135,14 +135,15 @@ def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[st
     Returns:
         The number of changed tensors, and the tensors that could not change, each with the reason.
     """
-    editor, count, kept = Editor(model), 0, []
-    for group in _groups(model.graph):
+    editor, count, unchanged = Editor(model), 0, []
+    for group in _find_groups(model.graph):
+        # The group has the type already, or contains int32, which has no opposite.
         if group.dtypes == {dtype} or not group.dtypes <= set(INTEGERS.values()):
             continue
         if group.blocked or len(group.dtypes) > 1:
             changed = _change_over(group, dtype, editor)
             names = ", ".join(sorted(str(v.name) for v in group.values)[:4])
-            kept.append(
+            unchanged.append(
                 f"{names} stays {'/'.join(sorted(map(type_name, group.dtypes)))}: {group.blocked or 'its types differ'}"
                 + (f"; {changed} QuantizeLinear/DequantizeLinear pairs at its edge convert" if changed else "")
             )
@@ -150,21 +151,22 @@ def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[st
         for value in group.values:
             _shift_value(value, dtype, editor)
         count += len(group.values)
-    return count, kept
+    return count, unchanged
 
 
-def shifted(values: np.ndarray, dtype: ir.DataType) -> np.ndarray:
+def shift_integers(values: np.ndarray, dtype: ir.DataType) -> np.ndarray:
     """Convert 8-bit integers to the type `dtype`. If they have the other type, add or subtract 128."""
-    wanted = dtype.numpy()
+    numpy_type = dtype.numpy()
     offset = 128 if dtype is ir.DataType.UINT8 else -128
-    return values if values.dtype == wanted else (values.astype(np.int16) + offset).astype(wanted)
+    # The sum does not fit into 8 bits before the type changes.
+    return values if values.dtype == numpy_type else (values.astype(np.int16) + offset).astype(numpy_type)
 
 
-def _shifted_constant(value: ir.Value | None, dtype: ir.DataType, editor: Editor) -> ir.Value:
-    return editor.constant(f"{name_of(value)}/{type_name(dtype)}", shifted(constant_values(value), dtype))
+def _shift_constant(value: ir.Value | None, dtype: ir.DataType, editor: Editor) -> ir.Value:
+    return editor.constant(f"{name_of(value)}/{type_name(dtype)}", shift_integers(constant_values(value), dtype))
 
 
-def _groups(graph: ir.Graph) -> list[TypeGroup]:
+def _find_groups(graph: ir.Graph) -> list[TypeGroup]:
     groups: dict[int, TypeGroup] = {}
     for node in graph:
         if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
@@ -173,19 +175,19 @@ def _groups(graph: ir.Graph) -> list[TypeGroup]:
             continue
         value = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
         if value is not None and id(value) not in groups and value.dtype != ir.DataType.INT32:
-            group = _grown(value, graph)
+            group = _find_group(value, graph)
             groups.update((id(member), group) for member in group.values)
     return list({id(group): group for group in groups.values()}.values())
 
 
-def _grown(seed: ir.Value, graph: ir.Graph) -> TypeGroup:
-    group, waiting, seen = TypeGroup(), [seed], {id(seed)}
+def _find_group(seed: ir.Value, graph: ir.Graph) -> TypeGroup:
+    group, waiting, visited = TypeGroup(), [seed], {id(seed)}
 
     def reach(values: Iterable[ir.Value | None]) -> None:
         """Queue each of `values` that has not been seen yet."""
         for value in values:
-            if value is not None and id(value) not in seen:
-                seen.add(id(value))
+            if value is not None and id(value) not in visited:
+                visited.add(id(value))
                 waiting.append(value)
 
     while waiting:
@@ -226,8 +228,10 @@ def _visit(
             v is None or is_constant(v) for v in node.inputs[_BOUNDS[node.op_type] : 3]
         ):
             group.blocked = group.blocked or f"{node.op_type} {node.name} has bounds that are not constant"
+        # The second output contains indices, which have no scale.
         if node.op_type == "MaxPool" and len(node.outputs) > 1 and value is node.outputs[1]:
             return
+        # Further inputs are shapes, axes and indices.
         reach(node.inputs if node.op_type == "Concat" else node.inputs[:1])
         reach(node.outputs if node.op_type == "Split" else node.outputs[:1])
     else:
@@ -236,7 +240,7 @@ def _visit(
 
 def _shift_value(value: ir.Value, dtype: ir.DataType, editor: Editor) -> None:
     if is_constant(value):
-        new = _shifted_constant(value, dtype, editor)
+        new = _shift_constant(value, dtype, editor)
         for node, place in list(value.uses()):
             node.replace_input_with(place, new)
             if is_op(node, "DequantizeLinear"):
@@ -255,20 +259,23 @@ def _shift_value(value: ir.Value, dtype: ir.DataType, editor: Editor) -> None:
 def _shift_zero_point(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
     params = params_of(node)
     if params is not None and params.dtype != dtype:
-        node.replace_input_with(2, _shifted_constant(node.inputs[2], dtype, editor))
+        node.replace_input_with(2, _shift_constant(node.inputs[2], dtype, editor))
 
 
 def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
-    first = _BOUNDS[node.op_type]
-    if node.op_type == "Pad" and node_input(node, first) is None:
+    first_bound = _BOUNDS[node.op_type]
+    # Without a fill value, Pad writes the integer 0, which stands for another number after the shift.
+    if node.op_type == "Pad" and node_input(node, first_bound) is None:
         if node.attributes.get_string("mode", "constant") != "constant":
             return
-        editor.set_input(node, first, shifted(np.zeros((), _other(dtype).numpy()), dtype), f"{node.name}/fill")
+        editor.set_input(
+            node, first_bound, shift_integers(np.zeros((), _opposite_sign(dtype).numpy()), dtype), f"{node.name}/fill"
+        )
         return
-    for place in range(first, min(len(node.inputs), 3)):
+    for place in range(first_bound, min(len(node.inputs), 3)):
         old = node.inputs[place]
         if old is not None and is_constant(old):
-            node.replace_input_with(place, _shifted_constant(old, dtype, editor))
+            node.replace_input_with(place, _shift_constant(old, dtype, editor))
 
 
 def _change_over(group: TypeGroup, dtype: ir.DataType, editor: Editor) -> int:
@@ -281,20 +288,25 @@ def _change_over(group: TypeGroup, dtype: ir.DataType, editor: Editor) -> int:
     count = 0
     for value in group.values:
         maker = value.producer()
-        read = value.is_graph_output() or any(use.node.graph is editor.graph for use in value.uses())
-        sources = [maker] if maker is not None and is_op(maker, "QuantizeLinear") and read else []
+        is_read = value.is_graph_output() or any(use.node.graph is editor.graph for use in value.uses())
+        sources = [maker] if maker is not None and is_op(maker, "QuantizeLinear") and is_read else []
         for node in [*sources, *(use.node for use in value.uses() if is_op(use.node, "DequantizeLinear"))]:
             params = float32_params_of(node)
-            if params is None or params.per_channel or params.dtype != _other(dtype) or node.graph is not editor.graph:
+            if (
+                params is None
+                or params.per_channel
+                or params.dtype != _opposite_sign(dtype)
+                or node.graph is not editor.graph
+            ):
                 continue
-            zero = shifted(params.zero_point.astype(params.dtype.numpy()), dtype)
-            other = QuantParams(params.scale, zero, dtype, params.axis)
+            zero = shift_integers(params.zero_point.astype(params.dtype.numpy()), dtype)
+            new_params = QuantParams(params.scale, zero, dtype, params.axis)
             if is_op(node, "QuantizeLinear"):
                 source = node.inputs[0]
                 assert source is not None
-                node.replace_input_with(0, _pair(source, other, node, editor))
+                node.replace_input_with(0, _pair(source, new_params, node, editor))
             else:
-                pair_behind(node.outputs[0], other, editor)
+                pair_behind(node.outputs[0], new_params, editor)
             count += 1
     return count
 
@@ -308,12 +320,12 @@ def pair_behind(output: ir.Value, params: QuantParams, editor: Editor) -> None:
             reader.replace_input_with(place, numbers)
 
 
-def _pair(source: ir.Value, params: QuantParams, before: ir.Node, editor: Editor) -> ir.Value:
+def _pair(source: ir.Value, params: QuantParams, anchor: ir.Node, editor: Editor) -> ir.Value:
     """Insert a QuantizeLinear and a DequantizeLinear after `source`, and return the output of the DequantizeLinear."""
     name = f"{source.name}/{type_name(params.dtype)}"
-    integers = editor.quantize(source, params, name, before=before)
-    return editor.dequantize(integers, params, f"{name}/float", before=before)
+    integers = editor.quantize(source, params, name, before=anchor)
+    return editor.dequantize(integers, params, f"{name}/float", before=anchor)
 
 
-def _other(dtype: ir.DataType) -> ir.DataType:
+def _opposite_sign(dtype: ir.DataType) -> ir.DataType:
     return ir.DataType.INT8 if dtype is ir.DataType.UINT8 else ir.DataType.UINT8

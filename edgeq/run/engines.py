@@ -18,7 +18,8 @@ from edgeq_device.engines.catalog import FLOAT, EngineSpec
 
 from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.util.folders import shipped
-from edgeq.util.records import parse, toml_table
+from edgeq.util.record_files import toml_table
+from edgeq.util.records import parse
 from edgeq.util.registry import BACKENDS, Registry, find_data_folders
 
 DEFAULT = "onnxruntime"

@@ -23,9 +23,7 @@ from edgeq.errors import BoardError, EdgeqError, OutputError
 from edgeq.tuning.evaluator import Evaluator, Race, Runner
 from edgeq.tuning.measurements import Assessment, Screening
 from edgeq.tuning.space import Candidate
-from edgeq.util.outputs import (
-    is_plain,
-)
+from edgeq.util.marker import is_plain
 from edgeq.util.records import fingerprint, parse, plain
 
 T = TypeVar("T")

@@ -18,17 +18,9 @@ from edgeq.calibration.files import STATISTICS
 from edgeq.reporting.page import TUNING as TUNING_RECORD
 from edgeq.tuning.journal import is_journal
 from edgeq.util.display import Progress
-from edgeq.util.outputs import (
-    MARKER,
-    Judge,
-    Ownership,
-    check_apart,
-    is_marker,
-    output_file,
-    recover,
-    shown,
-    write_marker,
-)
+from edgeq.util.marker import MARKER, is_marker, write_marker
+from edgeq.util.outputs import check_apart, output_file, recover
+from edgeq.util.ownership import Judge, Ownership, printable_path
 from edgeq.util.placement import alone_in
 from edgeq.util.records import plain
 
@@ -80,7 +72,7 @@ def _lock_run(folder: Path) -> AbstractContextManager[None]:
     """Return the lock of a run. The lock is on the marker file, because the folder's own lock is held only while files
     are moved into the folder.
     """
-    return alone_in(folder / MARKER, busy=f"another run is at work in {shown(folder)}")
+    return alone_in(folder / MARKER, busy=f"another run is at work in {printable_path(folder)}")
 
 
 def save_record(folder: Path, record: Mapping[str, Any]) -> None:
@@ -98,7 +90,9 @@ def clear(folder: Path, progress: Progress) -> None:
     """Remove the files that a finished run no longer needs. Files that edgeq did not write stay."""
     leftover = TUNING.remove(folder)
     if leftover is not None:
-        progress.note(f"{shown(folder)} stays: it contains {shown(leftover)}, which edgeq did not write")
+        progress.note(
+            f"{printable_path(folder)} stays: it contains {printable_path(leftover)}, which edgeq did not write"
+        )
 
 
 def _recognise(folder: Path) -> Judge | None:

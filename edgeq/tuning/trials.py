@@ -19,7 +19,7 @@ from edgeq.tuning.measurements import Assessment, Screening, Stage, StageTime, S
 from edgeq.tuning.pace import EQUAL, THOROUGH, Pace
 from edgeq.tuning.space import Candidate
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.records import plain, written
+from edgeq.util.records import plain, write_as
 
 FLOAT = "float32"
 BY_TIME = ("latency", "throughput")
@@ -152,15 +152,15 @@ class Outcome:
             None if there was no such run, or if this run claims a speed itself.
     """
 
-    trials: tuple[Trial, ...] = field(metadata=written(name="candidates"))
-    chosen: str = field(metadata=written(form=_name_or_none))
+    trials: tuple[Trial, ...] = field(metadata=write_as(name="candidates"))
+    chosen: str = field(metadata=write_as(form=_name_or_none))
     baseline: StructureTiming | None
     baseline_threads: int = 0
     stages: tuple[StageTime, ...] = ()
     settled: bool = True
     out_of_time: bool = False
     histograms: Mapping[str, Any] = field(default_factory=dict)
-    fallback: str = field(default="", metadata=written(form=_name_or_none))
+    fallback: str = field(default="", metadata=write_as(form=_name_or_none))
     earlier: float | None = None
 
     def trial(self, name: str) -> Trial:

@@ -1,233 +1,40 @@
-"""Write outputs that appear complete or not at all, and replace only files that edgeq wrote.
+"""Write outputs that appear complete or not at all, and replace only what the user allows.
 
-An output is first written next to its destination, and then moved there. Each kind of folder that edgeq writes has an
-`Ownership`. Before edgeq replaces a folder, it checks every file in the folder. If there is a file that edgeq did not
-write, edgeq refuses to replace the folder and names the file. Folders that have no format of their own contain a
-marker.
+An output is first written next to its destination, and then moved there. `edgeq.util.ownership` decides which files of
+an old folder edgeq may replace.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import re
 import shutil
-import stat
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from edgeq_device.system.files import open_file, read_file
 from edgeq_device.system.places import PrivateFolder, name_stage, remove_ended
 from edgeq_device.system.renaming import exchange, move_new
 
-from edgeq import __version__
 from edgeq.errors import OutputError
 from edgeq.util import placement
+from edgeq.util.marker import MARKER
 from edgeq.util.placement import NEW, alone_in
-
-MARKER = ".edgeq"
-"""The file that names the kind of the folder that it is in. edgeq writes this file before all others."""
-SCHEMA = 1
-_MOST_BYTES = 1 << 24
-
-Judge = Callable[[str], bool]
-"""Return whether edgeq wrote the file at a relative POSIX path. The path of an empty directory ends with a slash."""
-
-
-@dataclass(frozen=True)
-class Ownership:
-    """Describe how to recognise one kind of folder.
-
-    Attributes:
-        title: name of the kind in messages, without an article: "bundle".
-        judge: function that reads a folder and returns a `Judge` for its files, or None if the folder is not of this
-            kind. The function raises only OSError.
-        opaque: names of its subfolders that are judged as a whole.
-    """
-
-    title: str
-    judge: Callable[[Path], Judge | None]
-    opaque: frozenset[str] = frozenset()
-
-    def check(self, folder: Path) -> None:
-        """Refuse a folder that contains something other than what edgeq writes into this kind of folder. A missing or
-        empty folder is fine.
-
-        Raises:
-            OutputError: `folder` is a link or a file, or contains the working directory or a file that edgeq did not
-                write.
-        """
-        if folder.is_symlink():
-            raise OutputError(f"{shown(folder)} is a symbolic link", "Name the folder that it points to")
-        if not folder.exists():
-            return
-        if not folder.is_dir():
-            raise OutputError(f"{shown(folder)} is a file, not a directory", "Choose another output")
-        if folder.samefile(Path.cwd()) or folder.resolve() in Path.cwd().parents:
-            raise OutputError(f"{shown(folder)} contains the working directory", "Choose another output")
-        try:
-            self._check_content(folder)
-        except OSError as error:
-            raise OutputError(f"{shown(folder)} cannot be read: {error.strerror}", "Choose another output") from error
-
-    def _check_content(self, folder: Path) -> None:
-        with os.scandir(folder) as entries:
-            if next(entries, None) is None:
-                return
-        judge = self.judge(folder)
-        if judge is None:
-            raise OutputError(
-                f"{shown(folder)} contains files and is not a {self.title}",
-                "Choose another output, or remove it yourself",
-            )
-        foreign = next((name for name, plain in content(folder, self.opaque) if not plain or not judge(name)), None)
-        if foreign is not None:
-            raise OutputError(
-                f"{shown(folder)} contains {shown(foreign)}, which edgeq did not write",
-                "Move it, or choose another output",
-            )
-
-    def remove(self, folder: Path) -> str | None:
-        """Remove the files in `folder` that edgeq wrote, and then the folder itself if it is empty.
-
-        Returns:
-            The name of a file that was kept because edgeq did not write it, or None if there is no such file.
-        """
-        if folder.is_symlink() or not folder.is_dir():
-            return folder.name if folder.exists() else None
-        judge = self.judge(folder)
-        if judge is None:
-            return next((name for name, _ in content(folder)), None)
-        # Judge all files before removing any, because `judge` may need other files to judge one.
-        found = [(name, plain and judge(name)) for name, plain in content(folder, self.opaque)]
-        for name in (name for name, ours in found if ours and not name.endswith("/")):
-            (folder / name).unlink(missing_ok=True)
-        for name in sorted({str(Path(name).parent) if name[-1] != "/" else name for name, ours in found if ours}):
-            _remove_empty(folder, folder / name)
-        _remove_empty(folder, folder)
-        return next((name for name, ours in found if not ours), None)
-
-
-def content(folder: Path, opaque: Collection[str] = ()) -> Iterator[tuple[str, bool]]:
-    """Yield the relative POSIX path of each file under `folder`, and whether it is a regular file. Links are not
-    followed.
-
-    The paths are sorted, and the files of a folder come before its subfolders. For an empty folder or a folder in
-    `opaque`, one path that ends with a slash is yielded.
-    """
-    with os.scandir(folder) as entries:
-        listed = sorted(entries, key=lambda entry: entry.name)
-    folders = []
-    for entry in listed:
-        mode = entry.stat(follow_symlinks=False).st_mode
-        if stat.S_ISDIR(mode):
-            folders.append(entry.name)
-        else:
-            yield entry.name, stat.S_ISREG(mode)
-    for name in folders:
-        inner = None
-        for inner, plain in content(folder / name) if name not in opaque else ():
-            yield f"{name}/{inner}", plain
-        if inner is None:
-            yield f"{name}/", True
-
-
-def write_marker(folder: Path, kind: str, files: Mapping[str, str] | None = None) -> None:
-    """Mark `folder` as written by edgeq, unless it already has a marker.
-
-    Args:
-        kind: kind of folder.
-        files: sha256 of each file that edgeq wrote in the folder, by relative path, if known.
-    """
-    marker = {"kind": kind, "schema": SCHEMA, "edgeq": __version__, **({} if files is None else {"files": dict(files)})}
-    place = folder / MARKER
-    if is_plain(place) and not place.stat().st_size:
-        place.unlink()
-    if not place.exists():
-        with place.open("x", encoding="utf-8") as stream:
-            stream.write(json.dumps(marker, indent=1) + "\n")
-
-
-def read_marker(folder: Path, kind: str) -> Mapping[str, Any] | None:
-    """Return the contents of the marker in `folder`. Return None if there is no marker, or if its kind or schema
-    differs.
-    """
-    marker = read_object(folder / MARKER)
-    return marker if marker is not None and (marker.get("kind"), marker.get("schema")) == (kind, SCHEMA) else None
-
-
-def is_marker(folder: Path, kind: str) -> bool:
-    """Return whether `folder` has a marker of this kind. An empty marker counts, because a run may be killed while
-    writing it.
-    """
-    place = folder / MARKER
-    return is_plain(place) and (not place.stat().st_size or read_marker(folder, kind) is not None)
-
-
-def read_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a regular file, or None if there is no such file or it contains something else."""
-    if not is_plain(path) or path.lstat().st_size > _MOST_BYTES:
-        return None
-    try:
-        plain = json.loads(read_file(path))
-    except (ValueError, RecursionError):
-        return None
-    return plain if isinstance(plain, dict) else None
-
-
-def is_plain(path: Path) -> bool:
-    """Return whether `path` is a regular file and not a link."""
-    return not path.is_symlink() and path.is_file()
-
-
-def as_listed(folder: Path, files: Mapping[str, str], name: str) -> bool:
-    """Return whether the file `name` in `folder` has the sha256 that `files` lists for it."""
-    return name in files and is_plain(folder / name) and sha256(folder / name) == files[name]
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 hash of a file's content in lower-case hex.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with open_file(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def shown(name: str | Path) -> str:
-    """Return a file name or path as one line of plain text."""
-    text = str(name)
-    return text if text.isprintable() else ascii(text)
-
-
-def _remove_empty(top: Path, folder: Path) -> None:
-    """Remove `folder` and then its parents up to `top`. Stop at the first one that is not empty."""
-    while folder == top or top in folder.parents:
-        if folder.is_dir() and not folder.is_symlink():
-            if any(folder.iterdir()):
-                return
-            folder.rmdir()
-        if folder == top:
-            return
-        folder = folder.parent
-
 
 Kind = Literal["file", "directory"]
 
+# A full quota has the same remedy as a full disk.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOUNTS = Path("/proc/self/mountinfo")
-_LAST = ("manifest.json", ".edgeq")
+_LAST = ("manifest.json", MARKER)
 """Files that are moved last when a folder is filled in place, because they show that all other files are there."""
 _ROOM = 1 << 20
 """Free space, in bytes, below which a file system counts as full."""
+# Errors that mean that the user has to choose another place.
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG)
 
 
@@ -259,7 +66,7 @@ def recover(path: Path) -> None:
     Raises:
         OutputError: something else is in the way, or the files at `path` do not come from a run of this user.
     """
-    if placement.interrupted(path):
+    if placement.is_interrupted(path):
         with alone_in(path.parent):
             placement.settle(path)
     inside = path / path.name
@@ -281,11 +88,13 @@ def check_apart(path: Path, inputs: Iterable[Path]) -> None:
     """Refuse an output that would replace an input: the input file itself, or a directory that contains it."""
     place = path.resolve()
     for source in inputs:
-        found = source.resolve()
-        same = found == place or _same(path, source)
-        if same or place in found.parents:
-            what = "is" if same else "contains"
-            raise OutputError(f"{path} {what} the input {source}", "Choose another output: inputs are never replaced")
+        resolved = source.resolve()
+        is_same = resolved == place or _is_same_file(path, source)
+        if is_same or place in resolved.parents:
+            relation = "is" if is_same else "contains"
+            raise OutputError(
+                f"{path} {relation} the input {source}", "Choose another output: inputs are never replaced"
+            )
 
 
 def check_outside(path: Path, folders: Iterable[Path]) -> None:
@@ -295,9 +104,9 @@ def check_outside(path: Path, folders: Iterable[Path]) -> None:
             raise OutputError(f"{path} is inside the input folder {folder}", "Choose another output")
 
 
-def _same(one: Path, other: Path) -> bool:
+def _is_same_file(path: Path, source: Path) -> bool:
     try:
-        return one.samefile(other)
+        return path.samefile(source)
     except OSError:  # one of them does not exist, or cannot be accessed
         return False
 
@@ -305,6 +114,7 @@ def _same(one: Path, other: Path) -> bool:
 def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
     if kind == "file" and path.is_dir():
         raise OutputError(f"{path} is a directory", "Name a file in it")
+    # `force` is permission to replace an output, not to change what kind of thing the path is.
     if kind == "directory" and path.exists() and not path.is_dir():
         raise OutputError(f"{path} is a file, not a directory", "Choose another output")
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -312,7 +122,7 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
     # A link to a missing file also counts as existing.
     mounted = kind == "directory" and _is_mount(path)
     if (path.exists() or path.is_symlink()) and not force and not (mounted and not any(path.iterdir())):
-        raise _taken(path)
+        raise _exists_error(path)
     parent = path if mounted else nearest_parent(path)
     if not parent.is_dir():
         raise OutputError(f"{parent} is not a directory", "Choose another output")
@@ -320,7 +130,7 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
         raise OutputError(f"{parent} is not writable", "Choose another output, or change its permissions")
 
 
-def next_to(model: Path, ending: str) -> Path:
+def default_output(model: Path, ending: str) -> Path:
     """Return the default path of an output. It is next to `model` and has the model's name and `ending`, such as
     ".int8.onnx".
     """
@@ -376,7 +186,7 @@ def _check_sibling(path: Path, place: Path, *, force: bool, ours: Callable[[Path
         raise OutputError(
             f"{place} is a directory, but data of {path.name} must go there", "Move it, or choose another output"
         )
-    if place.is_symlink() or (place.is_file() and not (placement.names(path, place.name) or ours(place))):
+    if place.is_symlink() or (place.is_file() and not (placement.names_sibling(path, place.name) or ours(place))):
         raise OutputError(f"{place} exists and does not belong to {path.name}", "Move it, or choose another output")
     _check_free(place, force=force, kind="file")
 
@@ -407,7 +217,7 @@ def output_directory(path: Path, *, force: bool = False, check: Callable[[Path],
                 _fill(path, draft)
             elif not force or not os.path.lexists(path):
                 move_new(draft, path)
-            elif not _exchanged(draft, path, check):
+            elif not _exchange(draft, path, check):
                 checked = partial(_check_moved, path=path, check=check)
                 placement.place(stage, path.parent, [path.name], checked, force=True)
 
@@ -440,19 +250,19 @@ def _fill(path: Path, draft: Path) -> None:
         _remove(folder, [])
 
 
-def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
+def _exchange(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
     """Exchange `draft` and `path` in one step, and return True. Afterwards, `draft` contains the old content of `path`.
     Return False if the system cannot exchange them.
     """
     new = draft.lstat()
     try:
         try:
-            done = exchange(draft, path)
+            exchanged = exchange(draft, path)
         except OSError as error:
             if error.errno != errno.EXDEV:  # a folder in a lower layer of an overlay file system cannot be renamed
                 raise
-            done = False
-        if done:
+            exchanged = False
+        if exchanged:
             # Files that appeared in the folder between the first check and the exchange were moved with it, so check
             # again.
             _check_moved(draft, path, check)
@@ -460,7 +270,7 @@ def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
         if os.path.lexists(path) and os.path.samestat(path.lstat(), new):
             exchange(draft, path)
         raise
-    return done
+    return exchanged
 
 
 def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
@@ -475,7 +285,7 @@ def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
 def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
     check_free(path, force=force, kind=kind)
     # Choose the name before making the folder. Otherwise a signal between the two steps could leave the folder behind.
-    folder = PrivateFolder(_beside(path, kind) / name_stage(path))
+    folder = PrivateFolder(_draft_path(path, kind) / name_stage(path))
     stage = folder.path
     parents: list[Path] = []
     try:
@@ -490,9 +300,9 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
         yield stage
     except OSError as error:
         if isinstance(error, FileExistsError) and error.filename is not None:
-            taken = Path(os.fsdecode(error.filename))
-            if taken.parent == path.parent:
-                raise _taken(taken) from error
+            existing = Path(os.fsdecode(error.filename))
+            if existing.parent == path.parent:
+                raise _exists_error(existing) from error
         if error.errno in _FULL:
             raise _full(path) from error
         if error.errno == errno.EBUSY and kind == "file":
@@ -510,7 +320,7 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
             raise
 
 
-def _beside(path: Path, kind: Kind) -> Path:
+def _draft_path(path: Path, kind: Kind) -> Path:
     """Return the folder in which to make an output's private folder.
 
     This is the parent of `path`. If `path` is a mount point whose parent cannot be written, it is the folder for work
@@ -536,7 +346,7 @@ def _remove(folder: PrivateFolder, parents: list[Path]) -> None:
             return
 
 
-def _taken(path: Path) -> OutputError:
+def _exists_error(path: Path) -> OutputError:
     return OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
 
 

@@ -43,10 +43,10 @@ def stages(path: Path) -> Sequence[Path]:
     """Return the private folders next to `path` that belong to runs in progress or to killed runs."""
     try:
         with os.scandir(path.parent) as entries:
-            found = [entry.name for entry in entries if is_stage(entry.name, path)]
+            names = [entry.name for entry in entries if is_stage(entry.name, path)]
     except OSError:  # the folder does not exist, or cannot be read
         return ()
-    return [path.parent / name for name in sorted(found)]
+    return [path.parent / name for name in sorted(names)]
 
 
 def is_open(stage: Path) -> bool:
@@ -54,7 +54,7 @@ def is_open(stage: Path) -> bool:
     return os.path.lexists(stage / RECORD)
 
 
-def interrupted(path: Path) -> bool:
+def is_interrupted(path: Path) -> bool:
     """Return whether moves to `path` are in progress or were interrupted."""
     return any(map(is_open, stages(path)))
 
@@ -67,11 +67,11 @@ def check_own(stage: Path) -> None:
     """
     for place in (stage, stage / NEW, stage / OLD, stage / PROOF):
         try:
-            found = place.lstat()
+            status = place.lstat()
         except FileNotFoundError:  # not created yet, or already removed
             continue
-        _check_mine(stage, place, found)
-        if not stat.S_ISDIR(found.st_mode):
+        _check_mine(stage, place, status)
+        if not stat.S_ISDIR(status.st_mode):
             raise _foreign(stage, f"{place.name} is a link or not a folder")
     if os.name == "posix" and stage.lstat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise _foreign(stage, "others can write into it")
@@ -91,32 +91,32 @@ def read_record(stage: Path, output: str | None) -> dict[str, FileIdentity | Non
     """
     check_own(stage)
     record = stage / RECORD
-    found = record.lstat()
-    _check_mine(stage, record, found)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
+    status = record.lstat()
+    _check_mine(stage, record, status)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
         raise _foreign(stage, f"{RECORD} is not a small file")
     try:
-        plain = parse_json(read_file(record), RECORD)
+        content = parse_json(read_file(record), RECORD)
     except DeviceError as error:
         raise _foreign(stage, error.problem) from error
-    for name, value in plain.items():
+    for name, value in content.items():
         leads_away = name in ("", ".", "..") or "\0" in name or Path(name).name != name
         if leads_away or not (value is None or _is_proof(value)):
             raise _foreign(stage, f"{RECORD} does not have edgeq's format")
-    if not plain:
+    if not content:
         raise _foreign(stage, f"{RECORD} does not have edgeq's format")
-    drafts = {name: None if value is None else FileIdentity(*value) for name, value in plain.items()}
+    drafts = {name: None if value is None else FileIdentity(*value) for name, value in content.items()}
     if output is not None:
         _check_names(stage, list(drafts), output)
     return drafts
 
 
-def names(path: Path, sibling: str) -> bool:
+def names_sibling(path: Path, sibling: str) -> bool:
     """Return whether the bytes of the file at `path` contain the name `sibling`."""
     if not path.is_file() or not path.stat().st_size:
         return False
-    with open_file(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
-        return held.find(os.fsencode(sibling)) >= 0
+    with open_file(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        return mapped.find(os.fsencode(sibling)) >= 0
 
 
 def _check_names(stage: Path, drafts: Sequence[str], output: str) -> None:
@@ -128,18 +128,18 @@ def _check_names(stage: Path, drafts: Sequence[str], output: str) -> None:
     if drafts[-1] != output:
         raise _foreign(stage, f"{RECORD} is of another output")
     for name in drafts[:-1]:
-        after = name.startswith(f"{Path(output).stem}.")
+        is_sibling = name.startswith(f"{Path(output).stem}.")
         named = not name.startswith(".") and any(
-            place.is_file() and not place.is_symlink() and names(place, name)
+            place.is_file() and not place.is_symlink() and names_sibling(place, name)
             for place in (stage / NEW / output, stage / OLD / output, stage.parent / output)
         )
-        found = [place.lstat().st_mode for place in (stage / NEW / name, stage / OLD / name) if os.path.lexists(place)]
-        if not (after or named) or not all(map(stat.S_ISREG, found)):
+        modes = [place.lstat().st_mode for place in (stage / NEW / name, stage / OLD / name) if os.path.lexists(place)]
+        if not (is_sibling or named) or not all(map(stat.S_ISREG, modes)):
             raise _foreign(stage, f"{RECORD} names {name!r}, which does not belong to {output}")
 
 
-def _check_mine(stage: Path, place: Path, found: os.stat_result) -> None:
-    if os.name == "posix" and found.st_uid != os.geteuid():
+def _check_mine(stage: Path, place: Path, status: os.stat_result) -> None:
+    if os.name == "posix" and status.st_uid != os.geteuid():
         raise _foreign(stage, f"{place.name} belongs to another user")
 
 
@@ -262,12 +262,14 @@ def place(
     Raises:
         FileExistsError: a file with one of the names exists, or appeared in the meantime.
     """
-    for made in (OLD, PROOF):
-        (stage / made).mkdir()
+    for entry_name in (OLD, PROOF):
+        (stage / entry_name).mkdir()
     drafts = {**dict.fromkeys(gone), **{name: FileIdentity.of(stage, stage / NEW / name) for name in names}}
+    # First the record: without it, the next run could not undo the moves.
     _write(stage, drafts)
     moved: set[str] = set()
     try:
+        # The output comes first, so that nobody reads it with files of another output.
         for name in reversed(drafts):
             if force and os.path.lexists(folder / name):
                 _move_away(folder / name, stage / OLD / name)
@@ -310,8 +312,8 @@ def settle(path: Path, *, filled: bool = False) -> None:
     """
     for stage in filter(is_open, stages(path)):
         drafts = read_record(stage, None if filled else path.name)
-        last, proof = next(reversed(drafts.items()))
-        if proof is None or not proof.holds(stage, path.parent / last):
+        last_name, proof = next(reversed(drafts.items()))
+        if proof is None or not proof.holds(stage, path.parent / last_name):
             try:
                 _undo(stage, path.parent, drafts)
             except FileExistsError as error:
@@ -346,6 +348,7 @@ def _undo(stage: Path, folder: Path, drafts: dict[str, FileIdentity | None], mov
 
 def _write(stage: Path, drafts: dict[str, FileIdentity | None]) -> None:
     draft = stage / f"{RECORD}.draft"
-    plain = {name: None if proof is None else [proof.link, proof.inside] for name, proof in drafts.items()}
-    draft.write_text(json.dumps(plain), "utf-8")
+    record = {name: None if proof is None else [proof.link, proof.inside] for name, proof in drafts.items()}
+    draft.write_text(json.dumps(record), "utf-8")
+    # A renamed file is complete, so no run ever reads half a record.
     os.replace(draft, stage / RECORD)

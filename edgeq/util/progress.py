@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _BAR = 24
+# Seconds between two drawings, because each sends the whole text to the browser.
 _AGAIN_S = 0.2
 
 
@@ -30,6 +31,7 @@ def default_progress() -> Progress:
 
 def _notebook() -> Any | None:
     """Return IPython's display module if this process runs in a notebook's kernel, or else None."""
+    # In a notebook, the kernel has imported IPython already. Importing it elsewhere would take time for nothing.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return sys.modules.get("IPython.display") if hasattr(shell, "kernel") else None
@@ -37,13 +39,15 @@ def _notebook() -> Any | None:
 
 def watched_console() -> Console:
     """Return a rich console on stderr for content that is redrawn. Text printed above this content stays plain."""
+    # Only commands with a bar need rich, and the others start faster without it.
     from rich.console import Console
     from rich.text import Text
 
     class Watched(Console):
         def print(self, *objects: Any, **options: Any) -> None:
-            plain = (Text(escape_lines(one.plain)) if isinstance(one, Text) else one for one in objects)
-            super().print(*plain, **options)
+            # Text above a bar may contain names from models, whose control characters could move the cursor.
+            escaped = (Text(escape_lines(thing.plain)) if isinstance(thing, Text) else thing for thing in objects)
+            super().print(*escaped, **options)
 
     return Watched(file=bypass_filter(sys.stderr))
 
@@ -144,9 +148,10 @@ class NotebookProgress:
     def _draw(self) -> None:
         self._next = time.monotonic() + _AGAIN_S
         lines = [*self._notes]
-        for title, done, total in self._stages[-1:]:
-            filled = round(_BAR * min(1.0, done / total)) if total else 0
-            bar = f" {'█' * filled}{'░' * (_BAR - filled)} {done}/{total}" if total else f" {done}" if done else ""
+        # Outer stages stand still while the innermost one runs.
+        for title, count, total in self._stages[-1:]:
+            filled = round(_BAR * min(1.0, count / total)) if total else 0
+            bar = f" {'█' * filled}{'░' * (_BAR - filled)} {count}/{total}" if total else f" {count}" if count else ""
             lines.append(f"{title}{bar}")
         show = self._display.update_display if self._shown else self._display.display
         self._shown = True

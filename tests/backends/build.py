@@ -144,3 +144,10 @@ def quantized(artifact: Artifact, *names: str) -> list[Arrays]:
 
 def operators(artifact: Artifact) -> list[str]:
     return [node.op_type for node in onnx.load(artifact.model).graph.node]
+
+
+def write_network(folder: Path) -> None:
+    """Write `net.onnx`, `calib.npz` and a labelled `val.npz` (preprocessing "key=x,label=y")."""
+    (folder / "net.onnx").write_bytes(residual().SerializeToString())
+    np.savez(folder / "calib.npz", x=random(4, 8, 8, 8))
+    np.savez(folder / "val.npz", x=random(3, 8, 8, 8, seed=1), y=np.array([0, 1, 2]))

@@ -186,7 +186,7 @@ def test_values_that_are_not_finite_name_tensor_and_sample(tmp_path: Path, bad: 
         collect(path, ListSamples(items))
 
 
-def test_what_arises_inside_and_is_not_finite_is_counted_beside_the_rest(tmp_path: Path) -> None:
+def test_counts_nonfinite_values_of_inner_tensors_separately(tmp_path: Path) -> None:
     body = """g (float[4] x) => (float[4] y) {
         [log] log = Log(x) [relu] relu = Relu(log) [nan] nan = IsNaN(relu) [y] y = Where(nan, one, relu)
     }"""
@@ -233,7 +233,7 @@ def test_a_missing_input_is_named(tmp_path: Path) -> None:
         collect(identity_model(tmp_path / "m.onnx"), ListSamples([{"a": np.float32([1])}]))
 
 
-def test_of_large_tensors_a_spread_part_is_counted_once_there_is_plenty(tmp_path: Path) -> None:
+def test_samples_large_tensors_evenly_after_enough_values(tmp_path: Path) -> None:
     path = write(tmp_path / "m.onnx", "g (float[N, C] x) => (float[N, C] y) { [neg] y = Neg(x) }")
     random = np.random.default_rng(0)
     items = [{"x": random.normal(size=(512, 300)).astype(np.float32)} for _ in range(30)]

@@ -25,14 +25,14 @@ def some_statistics() -> Statistics:
     return Statistics("model", "data", 3, tensors)
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_loads_saved_statistics(tmp_path: Path) -> None:
     before = some_statistics()
     save_statistics(before, tmp_path / "CAL")
     assert load_statistics(tmp_path / "CAL") == before
     assert list(before.tensors) == ["a", "b", "empty", "ünï"]
 
 
-def test_what_is_not_finite_is_kept_and_merged(tmp_path: Path) -> None:
+def test_saves_and_merges_nonfinite_counts(tmp_path: Path) -> None:
     running = Observer(TensorStatistics(), 1)
     running.observe(np.float32([[1, -np.inf], [np.nan, np.inf]]))
     parts = [Statistics("model", data, 1, {"x": running.freeze()}) for data in ("one", "two")]

@@ -37,7 +37,7 @@ def test_they_are_the_models_in_the_order_of_the_samples(model: Path) -> None:
     assert with_them == collect(loaded, samples), "statistics do not change for it"
 
 
-def test_what_one_pass_does_not_see_is_not_kept(model: Path) -> None:
+def test_drops_outputs_if_memory_needs_several_passes(model: Path) -> None:
     loaded, samples = read_model(model), samples_of(model)
     outputs = FloatOutputs(loaded, len(samples))
     collect(loaded, samples, outputs=outputs, memory=4096)

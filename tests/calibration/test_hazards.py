@@ -130,7 +130,7 @@ def hazards_of(body: str, samples: Sequence[Arrays], weights: Arrays = WEIGHTS) 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_8_bits_destroy_is_found_with_its_reason(name: str) -> None:
+def test_finds_hazards_with_their_reasons(name: str) -> None:
     body, samples, expected = CASES[name]
     found = hazards_of(body, samples)
     assert {tensor: reason for tensor, reason in found.items() if tensor in expected} == expected
@@ -180,7 +180,7 @@ def test_a_backend_that_quantizes_operands_leaves_out_those(tmp_path: Path) -> N
         ("[c] c = Relu(h) [n] n = Concat<axis = 1>(c, h)", "a join of like ranges"),
     ],
 )
-def test_what_8_bits_bear_is_not_found(inner: str, why: str) -> None:
+def test_finds_no_hazard_in_tensors_that_8_bits_represent(inner: str, why: str) -> None:
     assert hazards_of(token_wise(inner), tokens()) == {}, why
 
 

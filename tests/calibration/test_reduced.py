@@ -140,7 +140,7 @@ BOUNDED = """g (float[1, 3, 8, 8] x, float low) => (float y)
 
 
 @pytest.mark.parametrize("weight", ["1", "1e6"])
-def test_what_is_known_to_be_finite(weight: str) -> None:
+def test_proves_which_tensors_are_finite(weight: str) -> None:
     graph = to_proto(model(BOUNDED.replace("WEIGHT", weight))).graph
 
     def bounds(name: str, *measured: str) -> frozenset[str] | None:

@@ -50,7 +50,7 @@ def test_a_convolution_that_something_else_reads_too_is_recorded(tmp_path: Path)
     assert "conv" in quantizable_tensors(read_model(path))
 
 
-def test_what_follows_from_others_is_not_fetched(tmp_path: Path) -> None:
+def test_derived_tensors_are_not_fetched(tmp_path: Path) -> None:
     model = read_model(small_cnn(tmp_path / "m.onnx"))
     steps = plan_statistics(model, quantizable_tensors(model))
     assert steps.inputs == ("x",)

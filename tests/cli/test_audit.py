@@ -58,7 +58,7 @@ def test_an_engines_kernels_on_a_target(tmp_path: Path) -> None:
         (["--engine", "webgpu"], "it is unknown how webgpu's kernels saturate"),
     ],
 )
-def test_what_makes_no_sense_is_refused(tmp_path: Path, options: list[str], message: str) -> None:
+def test_refuses_contradictory_options(tmp_path: Path, options: list[str], message: str) -> None:
     (tmp_path / "m.onnx").write_bytes(residual().SerializeToString())
     result = CliRunner().invoke(group, ["audit", str(tmp_path / "m.onnx"), *options])
     assert result.exit_code != 0

@@ -1,6 +1,6 @@
 """Kill whole commands: the output is the old or the new one, and the next run gives the result of an undisturbed run.
 
-tests/test_atomic.py tries every moment of the moves, `scripts/benchmark kills` random ones.
+tests/util/test_atomic.py tries every moment of the moves, `scripts/benchmark kills` random ones.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ OPTIONS = {"bench": (bench_command, ()), "eval": (eval_command, ("--data", DATA,
         ("onnxruntim", "unknown engine 'onnxruntim'. Did you mean onnxruntime?"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(name: str, engine: str, line: str, tmp_path: Path) -> None:
+def test_refuses_unusable_engines_in_one_line(name: str, engine: str, line: str, tmp_path: Path) -> None:
     command, arguments = OPTIONS[name]
     done = CliRunner().invoke(command, [str(tmp_path), *arguments, "--engine", engine])
     assert done.exit_code == 2

@@ -84,9 +84,7 @@ def test_a_bundle_brings_its_own(workspace: Workspace, bundle: Path, arguments: 
     ],
     ids=["a default", "for the reference", "for one of two"],
 )
-def test_what_a_model_file_beside_it_takes_is_not_refused(
-    workspace: Workspace, bundle: Path, arguments: tuple[str, ...]
-) -> None:
+def test_bundles_accept_the_options_of_models(workspace: Workspace, bundle: Path, arguments: tuple[str, ...]) -> None:
     ran = workspace.run(*(str(bundle) if word == "BUNDLE" else word for word in arguments))
     assert ran.code == 0, ran.err
 
@@ -95,7 +93,9 @@ def test_what_a_model_file_beside_it_takes_is_not_refused(
     "command", ["bench net.onnx", "compare net.onnx net.onnx", "gate net.onnx --baseline net.onnx"]
 )
 @pytest.mark.parametrize("option", [("--preprocess", "imagenet"), ("--count", "3"), ("--labels", "labels.csv")])
-def test_how_samples_are_read_where_there_are_none(workspace: Workspace, command: str, option: tuple[str, str]) -> None:
+def test_refuses_options_of_samples_without_samples(
+    workspace: Workspace, command: str, option: tuple[str, str]
+) -> None:
     if option[0] == "--labels" and command.startswith("bench"):
         return  # bench has no such option
     says = f"{option[0]} is about samples. Give them with --data, or leave it out"
@@ -118,7 +118,7 @@ def test_a_bundle_is_named_as_one_where_a_model_is_wanted(workspace: Workspace, 
     workspace.refused(3, "inspect", "b.edgeq", says="is not an ONNX model: it has the suffix of a bundle")
 
 
-def test_how_many_samples_of_data_that_are_not_given(workspace: Workspace) -> None:
+def test_refuses_a_count_without_data(workspace: Workspace) -> None:
     assert workspace.run("calibrate", "net.onnx", "--data", "x.npz", "-o", "stats").code == 0
     given = ("net.onnx", "--calibration", "stats", "--val", "x.npz", "-o", "out")
     for command in ("quantize", "package", "tune"):

@@ -73,7 +73,7 @@ def write(workspace: Workspace, text: str) -> str:
         (f"{QUANTIZE}output = 'o.onnx'\n[demo]\noutput = '../demo'", "--allow-outputs"),
     ],
 )
-def test_what_is_refused_until_it_is_typed(theirs: Workspace, text: str, needs: str) -> None:
+def test_recipes_need_typed_permissions(theirs: Workspace, text: str, needs: str) -> None:
     recipe = write(theirs, text)
     ran = theirs.refused(2, "run", recipe, says=f"pass {needs}")
     assert ran.line.startswith(f"edgeq: {recipe}: [")

@@ -16,6 +16,6 @@ def test_equal_outputs_are_called_so() -> None:
     assert closeness(agreement(math.inf, same=1.0)) == "100.0% of the values the same"
 
 
-def test_where_nothing_was_compared_no_figure_is_drawn() -> None:
+def test_draws_no_figure_without_compared_outputs() -> None:
     nothing = OutputAgreement("boxes", 0, -math.inf, 0.0, 0.0, None, 0, 3)
     assert closeness(nothing) == closeness(Agreement((nothing,), 3)) == "nothing could be compared"

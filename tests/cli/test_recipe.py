@@ -68,7 +68,7 @@ def test_every_command_prints_a_recipe_that_says_the_same(
         assert step.context.params == wanted
 
 
-def test_what_was_not_given_is_not_printed() -> None:
+def test_prints_only_given_options() -> None:
     options = ["--no-per-channel", "--exclude", "a", "--exclude", "b", "--json", "--print-recipe"]
     printed = run("quantize", "m.onnx", "-o", "out.onnx", *options)
     assert tomllib.loads(printed.stdout) == {
@@ -118,7 +118,7 @@ def test_a_recipe_does_what_its_options_would(tmp_path: Path, monkeypatch: pytes
         (None, "cannot be read"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_reported_with_file_key_and_fix(text: str | None, said: str, tmp_path: Path) -> None:
+def test_reports_mistakes_with_file_key_and_fix(text: str | None, said: str, tmp_path: Path) -> None:
     place = tmp_path / "r.toml"
     if text is not None:
         place.write_text(text)

@@ -115,7 +115,7 @@ def test_one_of_two_inputs_is_missing(workspace: Workspace) -> None:
     workspace.refused(DATA, "quantize", "pair.onnx", "--data", "half_a_pair.npz", *QUICK, says=says)
 
 
-def test_what_the_runtime_refuses_to_run_is_one_line(workspace: Workspace, capfd: pytest.CaptureFixture[str]) -> None:
+def test_inputs_that_the_runtime_refuses_are_one_line(workspace: Workspace, capfd: pytest.CaptureFixture[str]) -> None:
     options = ("tokens.onnx", "--data", "tokens_out_of_range.npz")
     ran = workspace.refused(DATA, "quantize", *options, *QUICK, says="tokens_out_of_range.npz[")
     assert "out of data bounds" in ran.line

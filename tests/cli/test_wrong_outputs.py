@@ -33,14 +33,14 @@ IMAGES = ("net.onnx", "--data", "images", "--preprocess", "divide=255,layout=NCH
     ],
 )
 @pytest.mark.parametrize("command", ["quantize", "package"])
-def test_places_that_are_none(
+def test_refuses_impossible_output_paths(
     workspace: Workspace, command: str, output: str, says: str, force: tuple[str, ...]
 ) -> None:
     workspace.refused(OUTPUT, command, *GOOD, "-o", output, *force, says=says)
 
 
 @pytest.mark.parametrize("command", ["quantize", "package"])
-def test_what_exists_is_kept_without_force(workspace: Workspace, command: str) -> None:
+def test_keeps_existing_outputs_without_force(workspace: Workspace, command: str) -> None:
     kept = workspace.path / ("kept.onnx" if command == "quantize" else "kept.edgeq")
     kept.write_text("mine")
     workspace.refused(OUTPUT, command, *GOOD, "-o", kept.name, says=f"{kept.name} exists already. Pass --force")

@@ -123,7 +123,7 @@ def test_scales_are_those_of_the_preprocessed_values(model: Path, tmp_path: Path
     assert np.isclose(scales[entry.input[1]].item(), np.abs(wanted).max() / 127, rtol=1e-5)
 
 
-def test_what_the_array_cannot_do_is_refused(tmp_path: Path) -> None:
+def test_refuses_models_without_a_layer_for_the_array(tmp_path: Path) -> None:
     shape = f"float[1, 3, {SIZE}, {SIZE}]"
     path = tmp_path / "sine.onnx"
     onnx.save(proto(f"g ({shape} x) => ({shape} y) {{ [sine] y = Sin(x) }}", opset=13), path)

@@ -234,7 +234,7 @@ def test_runs_as_written_or_says_what_to_type(workdir: Path, document: str, line
     assert result.stderr.startswith("edgeq: ")
 
 
-def test_what_is_assumed_is_reported(workdir: Path) -> None:
+def test_reports_assumed_options(workdir: Path) -> None:
     result = typed("calibrate.py --model_path=model.onnx --dataset_path=images --calib_mode='naive'")
     assert "--data_preprocess=preprocess_method2" in result.stdout
     assert "--static=True --mode=int8" in result.stdout

@@ -246,7 +246,7 @@ def test_the_example_as_it_stands(
     assert evaluator.evaluate(result, "./annotations/instances_val2017.json")["mAP50-95"] == 0
 
 
-def test_what_the_example_s_author_kept_to_himself_says_what_to_use() -> None:
+def test_missing_parts_of_the_example_name_a_replacement() -> None:
     with pytest.raises(UsageError, match=r"YoloV3Evaluator\(\.\.\., decoder="):
         from edgeq.compat.evaluators import YoloV3Variant2Evaluator  # noqa: F401
     with pytest.raises(UsageError, match=r"preprocess='file\.py:function'"):

@@ -83,7 +83,7 @@ def test_nothing_quantized_is_no_success(model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "q.onnx").exists()
 
 
-def test_what_it_cannot_do_is_refused(model: Path, tmp_path: Path) -> None:
+def test_refuses_unsupported_dynamic_requests(model: Path, tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailableError, match=r"refuses .*/16\.onnx: .*int16.*Choose other types") as caught:
         quantize_dynamic(model, tmp_path / "16.onnx", weight_type="QInt16")
     assert ".partial" not in str(caught.value)

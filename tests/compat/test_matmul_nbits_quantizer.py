@@ -119,7 +119,7 @@ def test_arguments_without_a_configuration(model: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [{"quant_format": "QDQ"}, {"bits": 2}])
-def test_what_edgeq_does_not_write_is_onnxruntime_s(model: Path, given: dict[str, Any]) -> None:
+def test_leaves_other_forms_to_onnxruntime(model: Path, given: dict[str, Any]) -> None:
     quant = matmul_nbits_quantizer.MatMulNBitsQuantizer(onnx.load(model), block_size=32, **given)
     quant.process()
     made = {node.op_type for node in quant.model.model.graph.node}
@@ -197,7 +197,7 @@ def test_the_command(
         ("--input_model absent.onnx", "absent.onnx"),
     ],
 )
-def test_what_the_command_refuses(
+def test_refuses_wrong_options_in_one_line(
     model: Path, more: str, refused: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(f"--input_model model.onnx --output_model q.onnx {more}", monkeypatch) in (2, 3)

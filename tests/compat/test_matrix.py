@@ -170,7 +170,7 @@ def test_subgraphs(make: Callable[[], onnx.ModelProto], writer: str, tmp_path: P
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_what_no_runtime_runs_is_refused_by_name(writer: str, tmp_path: Path) -> None:
+def test_refuses_models_that_no_runtime_runs_by_name(writer: str, tmp_path: Path) -> None:
     old = residual(opset=9)
     old.opset_import[0].version = 5
     with pytest.raises(ModelError, match=r"model\.onnx .*opset 5|valid ONNX model"):

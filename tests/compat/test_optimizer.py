@@ -159,7 +159,7 @@ def test_mistakes(bert: Path, tmp_path: Path) -> None:
         assert not output.exists()
 
 
-def test_what_needs_pytorch_says_so(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pytorch_is_named(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("torch") is not None:
         pytest.skip("PyTorch is installed")
     with pytest.raises(RuntimeUnavailableError, match="torch"):

@@ -73,7 +73,7 @@ def test_every_public_name_is_provided_or_left_out() -> None:
     assert not names
 
 
-def test_what_is_left_out_exists_and_says_why() -> None:
+def test_left_out_names_exist_and_say_why() -> None:
     page = (REPOSITORY / "docs" / "migration.md").read_text("utf-8")
     known = set(modules())
     for name, reason in LEFT_OUT.items():
@@ -108,7 +108,7 @@ from edgeq.compat.execution_providers.qnn.quant_config import get_qnn_qdq_config
     subprocess.run([sys.executable, "-P", "-c", code], env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"}, check=True)
 
 
-def test_what_is_handed_on_works(tmp_path: Path) -> None:
+def test_forwarded_classes_work(tmp_path: Path) -> None:
     """A script with changed imports works: it calls the older quantizer itself, with edgeq's ranges."""
     from edgeq.compat.qdq_quantizer import QDQQuantizer
     from edgeq.compat.registry import QDQRegistry

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from retarget.networks import example, kinds, residual_s8s8, run, tflite_int8, torch_qat
 
 from compat.networks import residual
 from edgeq.compat import QuantType
 from edgeq.compat.files import quantize_qat
 from edgeq.errors import ModelError
+from tests.retargeting.networks import example, kinds, residual_s8s8, run, tflite_int8, torch_qat
 
 pytestmark = pytest.mark.usefixtures("exact_kernels")
 

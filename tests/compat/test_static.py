@@ -315,7 +315,7 @@ def test_a_users_calibrator_is_taken(model: Path, tmp_path: Path) -> None:
     assert_same_quantization(tmp_path / "minmax.onnx", tmp_path / "mine2.onnx")
 
 
-def test_what_it_cannot_do_is_refused_and_nothing_is_written(model: Path, tmp_path: Path) -> None:
+def test_refuses_unsupported_static_requests_and_writes_nothing(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "q.onnx"
     output.write_text("what was there")
     with pytest.raises(UsageError, match="SmoothQuant"):
@@ -374,7 +374,7 @@ def test_unknown_options_are_named(model: Path, tmp_path: Path, caplog: pytest.L
     assert "did you mean ActivationSymmetric?" in caplog.text
 
 
-def test_what_a_session_needs_is_reported(model: Path, tmp_path: Path) -> None:
+def test_reports_the_session_options_that_the_model_needs(model: Path, tmp_path: Path) -> None:
     """The option that a float Conv between integers needs is reported, because ONNX Runtime would quantize its weights
     at load. The file contains the option for edgeq's own commands.
     """

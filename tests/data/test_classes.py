@@ -47,7 +47,7 @@ def test_every_form_numbers_the_same_names(tmp_path: Path, name: str, text: str)
         classes.number("cat")
 
 
-def test_what_lists_no_classes_is_refused(tmp_path: Path) -> None:
+def test_refuses_files_without_classes(tmp_path: Path) -> None:
     for name, text in (("a.txt", ""), ("a.json", "[]"), ("a.json", "{"), ("a.json", '{"a": "b"}')):
         (tmp_path / name).write_text(text)
         with pytest.raises(DataError, match=name):

@@ -99,7 +99,7 @@ def test_fixed_batch() -> None:
     assert fixed_batch(signature(spec("x", 8, 4), spec("scale"))) == 8
 
 
-def test_what_no_file_of_numpy_holds_is_not_asked_for() -> None:
+def test_types_unknown_to_numpy_ask_for_another_export() -> None:
     bfloat16 = signature(spec("x", "N", 4, dtype=onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)))
     with pytest.raises(DataError, match="Export the model with inputs of float32"):
         fit_inputs("f", {"x": np.zeros((1, 4), np.float32)}, bfloat16, prepared=True)

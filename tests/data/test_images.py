@@ -125,7 +125,7 @@ def claiming(kind: str, width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["GIF", "BMP", "JPEG", "PNG", "TIFF", "PPM"])
-def test_what_a_header_claims_is_held_against_the_file(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compares_the_header_with_the_size_of_the_file(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An image is refused if its header states far more pixels than the file can contain.
 
     64 million pixels would use 1 GB while they are decoded.
@@ -150,7 +150,7 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
 @pytest.mark.parametrize(
     "data", [b"", b"hello", encoded(pixels(40, 40))[:-200], encoded(pixels(40, 40))[:20], POSTSCRIPT]
 )
-def test_what_is_no_image(data: bytes) -> None:
+def test_refuses_damaged_images_in_one_line(data: bytes) -> None:
     with pytest.raises(DataError) as caught:
         decode_bytes(data, "x.jpg")
     assert str(caught.value).startswith("x.jpg ")

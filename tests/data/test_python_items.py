@@ -81,7 +81,7 @@ def test_items() -> None:
 
 
 @pytest.mark.parametrize("source", [3, None, b"bytes", {"x": 1}])
-def test_what_is_no_data(source: Any) -> None:
+def test_refuses_objects_that_are_not_data(source: Any) -> None:
     with pytest.raises(DataError, match="is not data"):
         open_python(source, IMAGE_MODEL, prepared=True, input_name=None)
 

@@ -35,7 +35,7 @@ def state(height: int, width: int) -> ItemState:
     ],
     ids=["resize", "short", "letterbox", "window"],
 )
-def test_what_would_be_larger_than_a_sample_may_be_is_refused(table: dict[str, object]) -> None:
+def test_refuses_results_larger_than_a_sample_may_be(table: dict[str, object]) -> None:
     array = np.zeros((80, 8192, 3), np.uint8) if table["op"] == "window" else pixels(1, 4)
     with pytest.raises(DataError, match=r"bytes, but a sample may take at most \d+.*EDGEQ_BUDGET"):
         build_step(table).apply(ItemState(np.tile(array, (1, 8, 1)), "HWC", "RGB"), None)

@@ -52,7 +52,7 @@ def test_the_header_above_the_labels_is_no_sample(tmp_path: Path) -> None:
         ("\n\n", None, "is empty"),
     ],
 )
-def test_what_cannot_be_read(tmp_path: Path, content: str, label: str | None, says: str) -> None:
+def test_refuses_unreadable_tables(tmp_path: Path, content: str, label: str | None, says: str) -> None:
     (tmp_path / "x.csv").write_text(content)
     with pytest.raises(DataError, match=says):
         list(open_text(tmp_path / "x.csv", "", label).read_records(range(1)))

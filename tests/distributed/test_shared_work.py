@@ -150,7 +150,7 @@ def test_files_are_named_where_workers_see_them_and_sent_where_they_do_not(tmp_p
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "many", "http://host:1", "tcp://", 0])
-def test_what_is_neither_a_number_nor_an_address(given: str | int) -> None:
+def test_refuses_malformed_workers(given: str | int) -> None:
     with pytest.raises(UsageError, match="is neither a number of workers"), open_workers(given):
         pass
 

@@ -66,7 +66,7 @@ def test_every_block_says_what_it_is() -> None:
     assert not unknown, f"give these fences one of {LANGUAGES}: {unknown}"
 
 
-def test_what_is_listed_as_not_run_is_there() -> None:
+def test_listed_exceptions_are_on_the_pages() -> None:
     assert NOT_RUN.keys() - typed() == set()
 
 
@@ -94,7 +94,7 @@ def test_the_parser_is_strict() -> None:
 
 
 @pytest.mark.parametrize("line", sorted(NOT_RUN))
-def test_what_is_listed_exists(line: str) -> None:
+def test_listed_commands_exist(line: str) -> None:
     words = line.split()
     if words[0] == "edgeq":
         assert parsed(words[1:]) == ""

@@ -102,7 +102,7 @@ def test_wrong_answers_fail_the_self_test(model: Path, samples: Samples) -> None
         (lambda y: y * np.nan, "not finite"),
     ],
 )
-def test_what_is_no_such_output_fails(model: Path, change: Callable[[Any], Any], says: str) -> None:
+def test_outputs_of_another_form_fail(model: Path, change: Callable[[Any], Any], says: str) -> None:
     found = checked(simulating(change), model)
     with pytest.raises(CheckFailedError, match=says):
         found.check()

@@ -39,7 +39,7 @@ def test_a_machine_that_cannot_be_made_is_refused() -> None:
             find_emulator(name)
 
 
-def test_what_the_recipe_leaves_out() -> None:
+def test_the_recipe_leaves_out_documentation_and_tests() -> None:
     recipe = find_emulator("arm64").sysroot
     assert recipe is not None
     assert recipe.leaves_out("usr/share/doc/libc6/copyright")

@@ -57,7 +57,7 @@ def test_the_best_way_is_taken(target: str, machine: Machine, where: str, how: s
         ("nvidia-t4", SERVER, "edgeq knows no way to run the kernels of nvidia-t4 on another machine"),
     ],
 )
-def test_what_cannot_be_run_says_why(target: str, machine: Machine, reason: str) -> None:
+def test_routes_that_cannot_run_say_why(target: str, machine: Machine, reason: str) -> None:
     route = choose_route(resolve(target, machine), machine)
     assert (route.where, route.start) == (NOT_RUN, None)
     assert route.reason.startswith(reason)

@@ -121,7 +121,7 @@ def test_pins_hold(own_home: Path, sources: Path, index: Path, small: Emulator) 
         build_sysroot(changed, "1.30.0", sources=sources)
 
 
-def test_what_was_fetched_is_not_fetched_again(own_home: Path, sources: Path, index: Path, small: Emulator) -> None:
+def test_fetched_packages_are_not_fetched_again(own_home: Path, sources: Path, index: Path, small: Emulator) -> None:
     with pytest.raises(RuntimeUnavailableError, match=r"onnxruntime==9\.9\.9"):
         build_sysroot(small, "9.9.9", sources=sources)
     kept = own_home / "arm64.partial" / "packages"
@@ -132,7 +132,7 @@ def test_what_was_fetched_is_not_fetched_again(own_home: Path, sources: Path, in
     assert not kept.exists()
 
 
-def test_what_setup_did_not_make_is_kept(own_home: Path, sources: Path, index: Path, small: Emulator) -> None:
+def test_setup_keeps_files_that_it_did_not_make(own_home: Path, sources: Path, index: Path, small: Emulator) -> None:
     build_sysroot(small, "1.30.0", sources=sources)
     build_sysroot(small, "1.30.0", sources=sources)
     for place in ("arm64", "arm64.partial"):

@@ -101,7 +101,7 @@ HEXAGON = {"hexagon-v73": "passed", "hexagon-v73-compiled": "passed"} if SIMULAT
         (("auto",), {resolve("auto").profile.name: "passed"}, "verify {bundle}"),
     ],
 )
-def test_what_stands_in_for_others_is_checked_on_this_machine(
+def test_replacement_variants_are_checked_on_this_machine(
     targets: tuple[str, ...], states: dict[str, str], line: str, data: Path, tmp_path: Path, bare: None
 ) -> None:
     """Replacement variants are checked on this machine if the accelerator and its engine are missing, as on most

@@ -40,7 +40,7 @@ def test_a_few_cases(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("path", CRASHES, ids=lambda path: path.name)
-def test_what_was_found_is_refused(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_earlier_findings(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # the file is named LAYER--what.suffix
     layer = LAYERS[path.name.partition("--")[0]]
@@ -68,7 +68,7 @@ def _named(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits are those of Linux")
-def test_what_counts_as_a_finding(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_exceptions_are_findings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     layer = Layer("hostile", _named, _hostile, lambda random, data, others: b"fine")
     counts = run_layer(layer, 0, 0, 8, tmp_path / "saved")
     assert counts.cases == 8

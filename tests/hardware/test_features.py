@@ -28,7 +28,7 @@ def test_architecture(word: str, architecture: str) -> None:
     assert features.normalise_architecture(word) == architecture
 
 
-def test_only_what_all_processors_have_counts() -> None:
+def test_counts_only_features_of_all_processors() -> None:
     text = "processor\t: 0\nFeatures\t: fp asimd asimddp\n\nprocessor\t: 1\nFeatures\t: fp asimd\n"
     assert features.parse_cpuinfo(text, "arm64") == {"fp", "asimd"}
 

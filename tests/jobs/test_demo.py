@@ -72,7 +72,7 @@ def test_the_files_are_written_to_a_new_folder_alone(tmp_path: Path) -> None:
     ],
     ids=["text", "empty", "another model", "a list", "no text", "too deep"],
 )
-def test_what_is_no_demo_is_not_replaced(tmp_path: Path, content: bytes) -> None:
+def test_keeps_folders_that_are_not_demos(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(OutputError, match="exists already"):
         demonstrate(tmp_path)

@@ -21,7 +21,7 @@ def here() -> dict[str, DoctorCheck]:
     return {check.name: check for check in doctor().checks}
 
 
-def test_what_is_installed(here: dict[str, DoctorCheck]) -> None:
+def test_reports_installed_runtimes(here: dict[str, DoctorCheck]) -> None:
     assert here["onnxruntime"].status == "ok"
     assert here["CPU kernels"].status == "ok"
     assert here["provider options (explicit)"].status == "ok"

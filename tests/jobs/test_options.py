@@ -99,7 +99,7 @@ def test_a_task_comes_with_its_options() -> None:
         ),
     ],
 )
-def test_what_is_set_overrides_the_profile(line: tuple[str, ...], overrides: dict[str, Any]) -> None:
+def test_options_override_the_profile(line: tuple[str, ...], overrides: dict[str, Any]) -> None:
     assert arguments(*line)["overrides"] == overrides
 
 
@@ -113,7 +113,7 @@ def test_shares(text: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1%", "1.01", "101%", "nan", "inf", "1%%", "1 percent"])
-def test_what_is_no_share(text: str) -> None:
+def test_refuses_malformed_shares(text: str) -> None:
     with pytest.raises(UsageError, match="--max-drop"):
         arguments("--max-drop", text)
 

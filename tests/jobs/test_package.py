@@ -72,7 +72,7 @@ def test_variants_stand_from_the_least_demanding_to_the_most(place: Path) -> Non
     assert plain(verify_bundle(BUNDLE, variant="haswell"))["passed"]
 
 
-def test_where_the_checks_were_made_is_recorded(place: Path, native: str) -> None:
+def test_records_the_place_of_each_check(place: Path, native: str) -> None:
     packaged(targets=("this-machine", "raspberry-pi-4"))
     made = {name: {c["name"]: c["kind"] for c in variant(name)["checks"]} for name in (native, "raspberry-pi-4")}
     four = ("load", "coverage", "accuracy", "self-test")
@@ -89,7 +89,7 @@ def test_session_options_travel(place: Path, native: str) -> None:
     assert plain(verify_bundle(BUNDLE))["passed"]
 
 
-def test_what_the_variant_says_of_itself(place: Path, native: str) -> None:
+def test_variants_describe_themselves(place: Path, native: str) -> None:
     result = packaged(task=None)
     metadata = variant(native)
     assert metadata["target"] == "this-machine"
@@ -139,7 +139,7 @@ def test_an_archive_holds_what_the_directory_holds(place: Path) -> None:
     assert plain(verify_bundle(Path("bundle.edgeq")))["passed"]
 
 
-def test_where_it_comes_from_is_recorded(place: Path) -> None:
+def test_records_the_source_of_the_bundle(place: Path) -> None:
     import hashlib
 
     packaged()
@@ -381,7 +381,7 @@ def test_an_old_bundle_is_replaced_whole_and_only_with_force(place: Path) -> Non
     assert not (BUNDLE / "models" / "float32").exists()
 
 
-def test_of_split_bundles_only_bundles_are_replaced(place: Path, native: str) -> None:
+def test_split_replaces_only_bundles(place: Path, native: str) -> None:
     packaged(Path("dist"), split=True)
     packaged(Path("dist"), split=True, force=True)
     mine = Path("dist") / f"{native}.edgeq"

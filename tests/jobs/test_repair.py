@@ -113,7 +113,7 @@ def test_with_labels_accuracy_is_kept() -> None:
     assert proof.accuracy[INT8].value >= 0.98
 
 
-def test_where_nothing_is_enough_the_best_is_written_or_refused(weights: tuple[np.ndarray, np.ndarray]) -> None:
+def test_an_insufficient_repair_is_written_or_refused(weights: tuple[np.ndarray, np.ndarray]) -> None:
     first, second = weights
     second[1:] = second[0] * (1 + 1e-4 * second[1:])  # 8 bits cannot represent the differences that decide
     write(first, second)
@@ -127,7 +127,7 @@ def test_where_nothing_is_enough_the_best_is_written_or_refused(weights: tuple[n
     assert result.output.read_bytes() == before
 
 
-def test_what_is_right_is_left_alone(weights: tuple[np.ndarray, np.ndarray]) -> None:
+def test_leaves_good_builds_unchanged(weights: tuple[np.ndarray, np.ndarray]) -> None:
     write(*weights)
     plain_build = quantized(effort=None).output.read_bytes()
     result = quantized()
@@ -186,7 +186,7 @@ def test_an_unknown_effort_is_refused_at_once() -> None:
 
 
 @pytest.mark.usefixtures("uneven")
-def test_what_the_target_cannot_run_is_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_that_the_target_cannot_run_are_not_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any) -> None:
         raise CheckFailedError("needs a newer onnxruntime")
 

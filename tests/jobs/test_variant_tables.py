@@ -111,7 +111,7 @@ def test_variants_that_have_no_ranges_have_no_table(place: Path) -> None:
     assert not TABLES.exists()
 
 
-def test_what_the_file_represents_goes_before_what_it_was_built_from(place: Path) -> None:
+def test_tables_have_the_ranges_of_the_finished_file(place: Path) -> None:
     """The table has the ranges of the finished file, not those of the build, because a recovery may change a scale."""
     job = open_job(Path("net.onnx"), Data("calib.npz"), None, place)
     assert job.statistics is not None

@@ -138,7 +138,7 @@ def test_rows_without_a_counterpart_have_another_top1() -> None:
     assert comparison.result(classes=True).top1 == 3 / 4
 
 
-def test_where_nothing_was_compared_nothing_is_claimed() -> None:
+def test_claims_nothing_without_compared_outputs() -> None:
     assert OutputSums().result().sqnr_db == -math.inf
     comparison = OutputSums()
     comparison.update({"boxes": np.zeros((3, 4))}, {"boxes": np.zeros((2, 4))})

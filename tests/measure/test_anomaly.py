@@ -47,7 +47,7 @@ def test_a_label_a_row() -> None:
         (np.zeros((2, 3)), [0, 1, 0], "3 labels for a batch of 2"),
     ],
 )
-def test_what_is_refused(output: np.ndarray, label: object, message: str) -> None:
+def test_refuses_samples_that_cannot_be_scored(output: np.ndarray, label: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         Anomaly().start().update({"y": output}, sample(np.zeros((2, 3)), label))
 

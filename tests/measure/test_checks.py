@@ -3,7 +3,7 @@ from __future__ import annotations
 from edgeq.measure.checks import ArtifactCheck, keep_strongest, summarise
 
 
-def test_what_is_nearest_to_the_hardware_counts() -> None:
+def test_the_check_nearest_to_the_hardware_counts() -> None:
     checks = keep_strongest(
         [
             ArtifactCheck("load", "none"),

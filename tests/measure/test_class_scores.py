@@ -60,7 +60,7 @@ def test_probabilities_and_logits_are_class_scores() -> None:
         lambda: {"y": logits(10).astype(np.int32)},
     ],
 )
-def test_what_is_no_classifier_has_no_top1(made: object) -> None:
+def test_other_models_than_classifiers_have_no_top1(made: object) -> None:
     assert top1(*(made() for _ in range(20))) is None  # type: ignore[operator]
 
 

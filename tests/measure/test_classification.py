@@ -78,7 +78,9 @@ def test_nan_is_never_right() -> None:
         (np.zeros((1, 1), np.uint8), 1, DataError, "one integer score"),
     ],
 )
-def test_what_cannot_be_scored(scores: np.ndarray, label: object, kind: type[EdgeqError], message: str) -> None:
+def test_refuses_samples_that_cannot_be_scored(
+    scores: np.ndarray, label: object, kind: type[EdgeqError], message: str
+) -> None:
     with pytest.raises(kind, match=message):
         run(Classification(), (scores, label))
 

@@ -25,7 +25,7 @@ def write(path: Path, content: object) -> Path:
     return path
 
 
-def test_what_is_read(tmp_path: Path) -> None:
+def test_reads_images_and_annotations(tmp_path: Path) -> None:
     annotations = coco.load_annotations(write(tmp_path / "i.json", GOOD))
     assert annotations.categories == (2, 4)
     image = annotations.images["a.jpg"]

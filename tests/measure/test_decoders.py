@@ -213,6 +213,6 @@ def test_decoded_boxes_on_the_cells_of_yolox_are_not_taken_for_logarithms() -> N
     assert [decoder.name for decoder in recognise({"y": decoded}, IMAGE)] == ["yolov5"]
 
 
-def test_what_no_head_gives_is_not_recognised() -> None:
+def test_recognises_no_head_in_other_outputs() -> None:
     for outputs in ({"y": np.ones((1, 1000))}, {"y": np.full((1, 84, 13), 5.0)}, {"y": np.ones((1, 3, 64, 64))}):
         assert recognise(outputs, IMAGE) == []

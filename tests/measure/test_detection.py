@@ -135,7 +135,7 @@ def test_more_classes_than_categories_are_refused(tmp_path: Path) -> None:
         meter.update({}, A)
 
 
-def test_what_detection_needs(tmp_path: Path) -> None:
+def test_detection_needs_annotations_and_a_decoder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs annotations"):
         make_task("detection")
     task = make(tmp_path)

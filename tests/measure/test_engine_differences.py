@@ -68,7 +68,7 @@ def test_the_layer_that_parts_stands_out(layers: dict[str, EngineDifference]) ->
     assert worst.steps > 1
 
 
-def test_what_inherits_an_error_is_right_alone(layers: dict[str, EngineDifference]) -> None:
+def test_layers_with_inherited_errors_are_right_alone(layers: dict[str, EngineDifference]) -> None:
     assert layers["c"].sqnr_db < 30
     assert layers["d"].inputs_db == layers["c"].sqnr_db
     behind = [layers[name] for name in "cd" if layers[name].alone_db is not None]

@@ -156,7 +156,9 @@ def test_a_damaged_bundle_is_refused(folder: Path) -> None:
         ({"reference": "other.onnx"}, UsageError, "inputs differ"),
     ],
 )
-def test_what_is_refused(folder: Path, changes: dict[str, Any], kind: type[EdgeqError], message: str) -> None:
+def test_refuses_incomplete_requests(
+    folder: Path, changes: dict[str, Any], kind: type[EdgeqError], message: str
+) -> None:
     for key in ("model", "data", "reference"):
         if key in changes:
             changes = changes | {key: folder / ("up.onnx" if changes[key] is True else changes[key])}

@@ -59,7 +59,7 @@ def test_it_computes_what_a_build_without_the_nodes_does(
     )
 
 
-def test_what_is_not_there_cannot_be_in_float(quantized: Quantized) -> None:
+def test_missing_nodes_cannot_be_in_float(quantized: Quantized) -> None:
     source, quantized_graph = GraphIndex(quantized.prepared.model), GraphIndex(read_model(quantized.models["u8s8"]))
     assert keep_nodes_float(source, quantized_graph, match_activations(source, quantized_graph), ("nothing",)) is None
 

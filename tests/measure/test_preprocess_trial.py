@@ -66,7 +66,7 @@ def test_a_candidate_that_does_not_fit_says_why(eval_request: EvalRequest) -> No
     assert "smaller than the crop" in str(trial.tries[-1].reason)
 
 
-def test_what_cannot_be_tried_is_refused(eval_request: EvalRequest) -> None:
+def test_refuses_trials_without_a_task_or_with_two_models(eval_request: EvalRequest) -> None:
     model, data = eval_request.model, eval_request.data
     with pytest.raises(UsageError, match="accuracy"):
         try_preprocess(EvalRequest(model, data))

@@ -83,7 +83,7 @@ def test_a_constant_model_correlates_with_nothing() -> None:
         (np.ones((2, 4, 5, 6)), 1.0, "is not an embedding"),
     ],
 )
-def test_what_is_refused(output: np.ndarray, label: object, message: str) -> None:
+def test_refuses_pairs_that_cannot_be_scored(output: np.ndarray, label: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         Similarity().start().update({"y": output}, FakeSample(label=label))
 

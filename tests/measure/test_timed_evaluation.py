@@ -146,7 +146,7 @@ def test_a_sample_that_a_model_refuses() -> None:
         evaluate_timed({**sessions(), "int8": [FakeSession(refuse, ["y"])]}, vectors(arrays), reference="float32")
 
 
-def test_what_meters_note_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shows_the_notes_of_meters(monkeypatch: pytest.MonkeyPatch) -> None:
     class Notes:
         def __init__(self) -> None:
             self.seen: list[str] = []

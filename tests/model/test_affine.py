@@ -84,7 +84,7 @@ def test_chains_fold_into_the_layer(tmp_path: Path, data: st.DataObject, op_type
         ("Gemm", ("Add", False, np.ones((2, 1)))),
     ],
 )
-def test_what_has_no_such_form_stays(op_type: str, step: tuple[str, bool, Any]) -> None:
+def test_steps_without_an_affine_form_stay(op_type: str, step: tuple[str, bool, Any]) -> None:
     after, folded = fold(network(op_type, [step]))
     assert folded == 0
     assert [n.op_type for n in after.graph.node] == [op_type, step[0]]

@@ -88,7 +88,7 @@ def test_honest_results_are_many_times_their_input(tmp_path: Path) -> None:
 @pytest.mark.parametrize("attack", [ATTACKS["ConstantOfShape"], ATTACKS["Expand of an input"]], ids=["folded", "run"])
 @pytest.mark.parametrize("form", ["model", "bundle"])
 @pytest.mark.parametrize("command", ["bench", "eval", "compare"])
-def test_what_measures_a_model_refuses_it_before_it_is_opened(
+def test_measuring_commands_refuse_models_before_opening_them(
     command: str, form: str, attack: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "m.onnx", *attack)

@@ -123,7 +123,7 @@ def test_a_product_whose_channels_were_split_is_left() -> None:
     assert kept == ["BatchNormalization 'bn' stays: its channels are not known to be those of 'layer'"]
 
 
-def test_those_left_for_one_reason_are_one_line() -> None:
+def test_nodes_left_for_one_reason_are_one_line() -> None:
     parts = [norm(4) for _ in range(6)]
     for number, (bn, _) in enumerate(parts):
         bn.name, bn.input[0], bn.output[0] = f"bn{number}", "x", f"y{number}"

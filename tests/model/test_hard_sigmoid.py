@@ -62,7 +62,7 @@ def test_the_forms_of_exporters(tmp_path: Path, nodes: str, left: list[str]) -> 
         "a = Add(x, z) c = Clip(a, zero, six) y = Div(c, six)",
     ],
 )
-def test_what_is_none_stays(nodes: str) -> None:
+def test_other_formulas_stay(nodes: str) -> None:
     given = written_out(nodes)
     after, count = rewritten(given)
     assert (count, [n.op_type for n in after.graph.node]) == (0, [n.op_type for n in given.graph.node])

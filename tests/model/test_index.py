@@ -22,7 +22,7 @@ net (float[2] x, bool c) => (float[2] y)
 """
 
 
-def test_what_is_computed_from_constants_is_constant_but_not_what_changes_from_run_to_run() -> None:
+def test_deterministic_results_of_constants_are_constant() -> None:
     assert GraphIndex(model(GRAPH)).computed_constants == {"w", "two", "root", "scaled"}
 
 

@@ -17,7 +17,7 @@ from edgeq.scheme import Scheme
 from .build import model, node, small_cnn, write
 
 
-def test_what_a_model_is(tmp_path: Path) -> None:
+def test_reports_the_producer_sizes_and_parameters(tmp_path: Path) -> None:
     proto = small_cnn()
     proto.producer_name, proto.producer_version = "maker", "1.2"
     path = write(tmp_path / "m.onnx", proto)

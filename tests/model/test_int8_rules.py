@@ -154,7 +154,7 @@ def test_every_condition_is_tested_both_ways() -> None:
     assert {(name, holds) for name, _, _, holds in CASES} == {(n, h) for n in CONDITIONS for h in (True, False)}
 
 
-def test_what_comes_from_convolutions_and_what_norms_read() -> None:
+def test_rules_know_the_neighbours_of_convolutions_and_norms() -> None:
     """Tensors from convolutions and tensors that norms read are found, even after a product or a sum.
 
     A norm may be one operator or several nodes.

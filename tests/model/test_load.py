@@ -186,7 +186,7 @@ class TestConstants:
         proto.graph.output.append(helper.make_tensor_value_info("c", output, None))
         return proto
 
-    def test_of_two_values_the_first_counts(self, tmp_path: Path) -> None:
+    def test_the_first_of_two_values_counts(self, tmp_path: Path) -> None:
         values = (helper.make_attribute("value_float", 3.0), helper.make_attribute("value_int", 4))
         path = write(tmp_path / "m.onnx", self.graph(*values))
         (expected,) = onnxruntime.InferenceSession(path).run(["c"], {"x": rand(1)})

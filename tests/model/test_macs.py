@@ -204,7 +204,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert to_proto(unnamed) == before
 
 
-def test_of_an_if_the_larger_branch_counts_and_recurrent_layers_in_it_do() -> None:
+def test_the_larger_branch_of_an_if_counts_with_its_recurrent_layers() -> None:
     """The MACs of an If are those of its larger branch, recurrent layers included.
 
     silero-vad has this form: one network with an LSTM for each sample rate.

@@ -39,7 +39,7 @@ SCALED = """g (float[1,4,4] s) => (float[1,4,4] y) <float far = {1024}, float ne
     ],
     ids=["added", "chosen", "given", "residual", "biased", "scaled"],
 )
-def test_what_stands_between_a_mask_and_softmax(body: str, nodes: set[str]) -> None:
+def test_finds_masks_through_the_operators_before_softmax(body: str, nodes: set[str]) -> None:
     found = find_masks(model(body))
     assert found == nodes
 

@@ -43,7 +43,7 @@ def test_places_exist_in_the_schema(op_type: str) -> None:
     assert max(places, default=0) < schema.max_input
 
 
-def test_what_moves_data_computes_nothing() -> None:
+def test_operators_that_move_data_compute_nothing() -> None:
     assert PERMUTATIONS < DATA_MOVEMENT
     assert not any(OPERATORS[name].mac_rule or OPERATORS[name].quantized for name in DATA_MOVEMENT)
 

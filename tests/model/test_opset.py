@@ -73,7 +73,7 @@ def test_roi_align(tmp_path: Path, opset: int) -> None:
         ("Hardmax(x)", "1, 1, 1, 1", r"uses Hardmax of opset \d+ \(y\), which no later opset has"),
     ],
 )
-def test_what_has_no_later_form(tmp_path: Path, node: str, scales: str, words: str) -> None:
+def test_operators_without_a_later_form_stay(tmp_path: Path, node: str, scales: str, words: str) -> None:
     body = f"g (float[1, 3, 10, 12] x) => (float[A, B, C, D] y) <float[4] s = {{{scales}}}> {{ y = {node} }}"
     with pytest.raises(ModelError, match=words):
         raised(tmp_path, body, 10)

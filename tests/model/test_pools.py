@@ -40,7 +40,7 @@ def rewritten(tmp_path: Path, body: str, opset: int) -> tuple[list[str], int]:
     return [n.op_type for n in after.graph.node if n.op_type != "Constant"], count
 
 
-def test_of_a_gate_and_of_a_head(tmp_path: Path) -> None:
+def test_rewrites_means_of_gates_and_heads(tmp_path: Path) -> None:
     attribute = "[mean] m = ReduceMean <axes = [2, 3], keepdims = 1> (x)" + GATE
     assert rewritten(tmp_path, attribute, 13) == (["GlobalAveragePool", "Conv"], 1)
     last = "axes = Constant <value = int64[2] {-1, -2}> () [mean] m = ReduceMean <keepdims = 0> (x, axes)" + HEAD
@@ -76,7 +76,7 @@ def test_other_means_stay(tmp_path: Path, body: str) -> None:
         ("kernel_shape = [4]", False),
     ],
 )
-def test_of_an_average_pool(tmp_path: Path, attributes: str, whole: bool) -> None:
+def test_rewrites_average_pools_over_the_whole_image(tmp_path: Path, attributes: str, whole: bool) -> None:
     size = "N, 2, 5, 4" if "[4]" not in attributes else "N, 2, 5"
     before = proto(f"g (float[{size}] x) => (y) {{ [pool] y = AveragePool <{attributes}> (x) }}")
     model = ir.serde.deserialize_model(before)

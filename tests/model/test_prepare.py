@@ -162,7 +162,7 @@ class TestOpset:
         with pytest.raises(ModelError, match=r"opset 6, which ONNX Runtime does not run"):
             prepared(tmp_path, proto)
 
-    def test_what_the_converter_cannot_do_is_refused(self, tmp_path: Path) -> None:
+    def test_refuses_models_that_the_converter_cannot_convert(self, tmp_path: Path) -> None:
         value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "abcd"]
         body = helper.make_graph([node("Add", ["a", "b"], ["c"]), node("Abs", ["c"], ["d"])], "b", value[:2], value[2:])
         op = node("Scan", ["", "s", "x"], ["y", "z"], body=body, num_scan_inputs=1)
@@ -202,7 +202,7 @@ class TestCleaning:
         assert any(note.startswith("4 nodes removed that do nothing") for note in result.notes)
         assert_same_outputs(result, {"x": rand(2, 3)})
 
-    def test_where_nodes_came_from_is_dropped_and_what_describes_the_model_stays(self, tmp_path: Path) -> None:
+    def test_drops_the_origin_of_nodes_and_keeps_model_metadata(self, tmp_path: Path) -> None:
         proto = model([node("Sigmoid", ["x"], ["a"]), node("Tanh", ["a"], ["y"])], {"x": [2, 3]})
         inner = helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 3])
         proto.graph.value_info.append(inner)
@@ -354,7 +354,7 @@ class TestRefusals:
         assert {o.domain for o in after.opset_import} == {"", "com.microsoft"}
         assert_same_outputs(result, {"x": rand(2)})
 
-    def test_what_onnxruntime_refuses(self, tmp_path: Path) -> None:
+    def test_refuses_models_that_onnxruntime_refuses(self, tmp_path: Path) -> None:
         # This passes the checker, which does not compare types.
         proto = model([node("Add", ["x", "w"], ["y"])], {"x": [2]}, weights={"w": np.ones(2, np.int64)})
         with pytest.raises(ModelError, match=r"m\.onnx: onnxruntime .* refuses it") as caught:
@@ -430,14 +430,16 @@ class TestLarge:
         data = tmp_path / "zeros.bin"
         with data.open("wb") as file:
             file.truncate(size * size * 4)  # sparse: uses no space
+        # ONNX Runtime copies the weight of a product into another layout, which takes a minute. A table has its layout.
         nodes = [
-            node("MatMul", ["x", "w"], ["m"], name="product"),
+            node("Cast", ["x"], ["i"], to=TensorProto.INT64),
+            node("Gather", ["w", "i"], ["m"], name="table"),
+            node("Slice", ["m", "start", "end", "axis"], ["n"], name="head"),
             node("BatchNormalization", ["n", "one", "zero", "zero", "one"], ["y"], name="bn"),
         ]
-        nodes.insert(1, node("Slice", ["m", "start", "end", "axis"], ["n"], name="head"))
         four = {"one": np.ones(4, np.float32), "zero": np.zeros(4, np.float32)}
         span = {"start": np.array([0]), "end": np.array([4]), "axis": np.array([1])}
-        proto = model(nodes, {"x": [1, size]}, weights={**four, **span}, opset=11)
+        proto = model(nodes, {"x": [1]}, weights={**four, **span}, opset=11)
         weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[size, size])
         weight.data_location = TensorProto.EXTERNAL
         weight.external_data.add(key="location", value="zeros.bin")
@@ -446,7 +448,7 @@ class TestLarge:
         assert opset_of(result.model) == 17
         assert [f.name for f in model_files(result.path)] == ["prepared.onnx", "prepared.onnx.data"]
         assert (tmp_path / "work" / "prepared.onnx.data").stat().st_size > 2**31
-        assert run(result.path, {"x": np.ones((1, size), np.float32)})[0].tolist() == [[0, 0, 0, 0]]
+        assert run(result.path, {"x": np.ones(1, np.float32)})[0].tolist() == [[0, 0, 0, 0]]
 
 
 def test_unknown_shapes_are_reported(tmp_path: Path) -> None:

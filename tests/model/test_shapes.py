@@ -75,7 +75,7 @@ def test_weight_bytes_count_bodies_and_attributes() -> None:
     ("nodes", "called"),
     [("a = Relu (x) y = MatMul (a, w)", False), ("a = Reshape (x, s) y = Flatten (a)", True)],
 )
-def test_what_onnx_finds_by_itself_is_not_inferred_symbolically(
+def test_infers_symbolically_only_if_onnx_does_not_suffice(
     monkeypatch: pytest.MonkeyPatch, nodes: str, called: bool
 ) -> None:
     made = model(f"g (float[N,3] x, float[3,4] w, int64[2] s) => (float[N,4] y) {{ {nodes} }}")
@@ -150,7 +150,7 @@ SLICE = """g (float[n,h] x, float[n,w] z) => (float[] y) <int64[1] zero = {0}, i
     ],
     ids=["windows", "broadcast", "equal", "body", "slice"],
 )  # fmt: skip
-def test_what_is_written_is_true_at_every_size(made: onnx.ModelProto, sizes: list[dict[str, tuple[int, ...]]]) -> None:
+def test_written_shapes_hold_at_every_size(made: onnx.ModelProto, sizes: list[dict[str, tuple[int, ...]]]) -> None:
     described = from_proto(made)
     write_shapes(described)
     shapes = {v.name: v.shape for node in described.graph for v in node.outputs if v.shape is not None}
@@ -169,7 +169,7 @@ def test_what_is_written_is_true_at_every_size(made: onnx.ModelProto, sizes: lis
             assert all(isinstance(size, int) or size.value is None for size in claimed), "an invented symbol"
 
 
-def test_what_a_file_says_of_free_sizes_counts_for_its_ranks_alone() -> None:
+def test_declared_free_sizes_count_only_for_their_ranks() -> None:
     """If an input has free sizes, only the ranks that the file states for inner tensors are used.
 
     This model's batch was made free by hand, and its inner tensors still have the old one.
@@ -185,7 +185,7 @@ def test_what_a_file_says_of_free_sizes_counts_for_its_ranks_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sequence_type", "optional_type", "map_type"])
-def test_what_a_file_says_without_a_type_is_left_out(kind: str) -> None:
+def test_ignores_declarations_without_a_type(kind: str) -> None:
     claimed = proto("g (float[1] x) => (float[1] y) { h = Relu (x) y = Neg (h) }")
     getattr(claimed.graph.value_info.add(name="h").type, kind).SetInParent()
     claimed.graph.value_info.add(name="y").type.tensor_type.elem_type = 75

@@ -118,7 +118,7 @@ def test_in_order_anything_may_read_it_and_the_name_stays() -> None:
     ],
     ids=["no convolution", "an output", "groups", "a phase is missing", "a phase twice", "an end is cut off"],
 )
-def test_what_is_no_space_to_depth_is_left_alone(model: onnx.ModelProto) -> None:
+def test_leaves_other_slices_unchanged(model: onnx.ModelProto) -> None:
     made, count = rewritten(model)
     assert count == 0
     assert "SpaceToDepth" not in kinds(made)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from edgeq import demo
 from edgeq.cli import group
-from edgeq.reporting.timing import FleetRow, LatencyFigures, board_table, failures, kind_table, summarised
+from edgeq.reporting.timing import FleetRow, LatencyFigures, board_table, failures, kind_table, summarise_boards
 from edgeq.util.records import plain
 from tests.remote.conftest import FakeBoard
 
@@ -22,9 +22,9 @@ def row(name: str, kind: str, **p50: float) -> FleetRow:
     return FleetRow(name, kind, latency={m: LatencyFigures(v, p90_ms=2 * v, p99_ms=3 * v) for m, v in p50.items()})
 
 
-def test_what_boards_of_a_kind_have_in_common() -> None:
+def test_summarises_boards_of_one_kind() -> None:
     boards = [row("a", "x", float32=4, int8=1), row("b", "x", float32=6, int8=2), row("c", "x", float32=5, int8=1.5)]
-    found = summarised([*boards, FleetRow("d", "y", reason="it is off")], "single-stream")
+    found = summarise_boards([*boards, FleetRow("d", "y", reason="it is off")], "single-stream")
     float32, int8 = found.kinds
     assert (float32.p50_ms, float32.p90_ms, float32.p99_ms, float32.boards, float32.best) == (5, 10, 15, 3, False)
     assert (int8.p50_ms, int8.best) == (1.5, True)
@@ -32,7 +32,7 @@ def test_what_boards_of_a_kind_have_in_common() -> None:
     assert [r[2] for r in board_table(found)[1]] == ["float32", "int8"] * 3 + ["failed"]
     assert failures(found) == ["d: it is off"]
     assert len(kind_table(found)[1]) == 2
-    assert summarised([row("a", "x", int8=1)], "s").kinds[0].spread is None
+    assert summarise_boards([row("a", "x", int8=1)], "s").kinds[0].spread is None
 
 
 def test_a_fleet(make_board: Callable[[str], FakeBoard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def payload(tmp_path: Path) -> dict[str, Path]:
     return {"a.bin": tmp_path / "a", "deep/b": tmp_path / "b", "twice": tmp_path / "a"}
 
 
-def test_what_lies_there_is_not_sent_again(board: FakeBoard, payload: dict[str, Path]) -> None:
+def test_files_on_the_board_are_not_sent_again(board: FakeBoard, payload: dict[str, Path]) -> None:
     with opened(board) as session:
         place = Path(session.send(payload))
         assert (place / "a.bin").read_bytes() == (place / "twice").read_bytes() == payload["a.bin"].read_bytes()
@@ -47,7 +47,7 @@ def test_what_lies_there_is_not_sent_again(board: FakeBoard, payload: dict[str, 
     assert not any((board.cache / "tmp").iterdir())
 
 
-def test_what_was_damaged_there_is_sent_again(board: FakeBoard, payload: dict[str, Path]) -> None:
+def test_damaged_files_are_sent_again(board: FakeBoard, payload: dict[str, Path]) -> None:
     with opened(board) as session:
         place = Path(session.send(payload))
         (place / "a.bin").chmod(0o600)
@@ -58,7 +58,7 @@ def test_what_was_damaged_there_is_sent_again(board: FakeBoard, payload: dict[st
         assert not (place / "stray.pyc").exists()
 
 
-def test_what_is_for_one_session_goes_with_it(board: FakeBoard, payload: dict[str, Path]) -> None:
+def test_files_for_one_session_are_removed_at_its_end(board: FakeBoard, payload: dict[str, Path]) -> None:
     with opened(board) as session:
         place = Path(session.send(payload, keep=False))
         assert (place / "a.bin").is_file()
@@ -96,7 +96,7 @@ def test_half_a_file_is_a_cut_link_and_no_answer(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.count(b"\n")) == (0, 1), done.stderr
 
 
-def test_what_runs_there_ends_with_the_session(board: FakeBoard, tmp_path: Path) -> None:
+def test_programs_end_with_the_session(board: FakeBoard, tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     code = f"import os,time; open({str(mark)!r},'w').write(str(os.getpid())); time.sleep(60)"
     with pytest.raises(BoardError, match="does not answer within 2 s"), opened(board) as session:
@@ -104,7 +104,7 @@ def test_what_runs_there_ends_with_the_session(board: FakeBoard, tmp_path: Path)
     wait_for(lambda: not Path(f"/proc/{mark.read_text()}").exists())
 
 
-def test_what_runs_there_ends_with_the_link(board: FakeBoard, tmp_path: Path) -> None:
+def test_programs_end_with_the_link(board: FakeBoard, tmp_path: Path) -> None:
     import subprocess
 
     mark = tmp_path / "pid"

@@ -108,7 +108,7 @@ def test_a_tuning_record_is_drawn(copy: Path, tmp_path: Path) -> None:
     assert "Accuracy against latency" in done.page.read_text("utf-8")
 
 
-def test_of_a_record_alone_no_bundle_is_named(tmp_path: Path) -> None:
+def test_next_lines_of_a_record_name_no_bundle(tmp_path: Path) -> None:
     missed = [{**one, "status": "short", "reason": "x"} for one in samples.tuning()["candidates"]]
     place = tmp_path / "found nothing.json"
     place.write_text(json.dumps({**samples.tuning(), "chosen": None, "candidates": missed}), "utf-8")
@@ -118,7 +118,7 @@ def test_of_a_record_alone_no_bundle_is_named(tmp_path: Path) -> None:
     assert "next:" not in shown.stdout
 
 
-def test_of_a_bundle_the_next_line_verifies_it(copy: Path) -> None:
+def test_the_next_line_of_a_bundle_verifies_it(copy: Path) -> None:
     shown = CliRunner().invoke(group, ["report", str(copy)])
     assert shown.stdout.endswith(f"next: edgeq verify {copy}\n")
 
@@ -159,7 +159,7 @@ def test_any_other_json_is_refused(tmp_path: Path, content: str) -> None:
         report_bundle(place)
 
 
-def test_what_is_there_is_not_lost(copy: Path, tmp_path: Path) -> None:
+def test_keeps_existing_pages_without_force(copy: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.html"
     mine.write_text("<p>mine</p>", "utf-8")
     with pytest.raises(OutputError, match="exists already"):

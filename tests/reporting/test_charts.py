@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from edgeq.reporting.figures import EM, Box, text_width
 from edgeq.reporting.layers import LayerView, TensorHistogram, histogram_chart, layer_profile
+from edgeq.reporting.pareto import accuracy_text, pareto
 from edgeq.reporting.timing import BenchReport, Latency, LatencyFigures, TimingRecord, bench_timing, latency_chart
-from edgeq.reporting.tuning import accuracy_text, pareto
 from edgeq.reporting.tuning_record import TuningRecord
 from edgeq.util.records import salvage
 
@@ -112,7 +112,7 @@ def test_nothing_drawn_is_faster_and_more_accurate_than_the_front(figures: list[
             assert beaten
 
 
-def test_what_was_ruled_out_early_has_no_mark_and_shows_its_loss() -> None:
+def test_early_eliminated_candidates_show_only_their_loss() -> None:
     part = samples.assessment(0.02, complete=False, samples=64, metrics={"top1": 0.9})
     early = samples.candidate("early", 0.9, 0.6, "eliminated", accuracy=part)
     tuning = read_tuning(candidates=[*samples.tuning()["candidates"][:3], early])

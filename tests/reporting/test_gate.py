@@ -109,7 +109,7 @@ def test_a_slower_model_fails_with_a_code_of_its_own(models: tuple[Path, Path], 
     assert "the model is SLOWER than the baseline: 0.90 times its speed" in done.stderr
 
 
-def test_what_is_not_settled_is_measured_again(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
+def test_measures_unsettled_speeds_again(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
     unsure = Claim(0.95, 0.8, 1.1, 0.96, 12)
     speed[:] = [unsure, Claim(1.0, 0.99, 1.01, 0.96, 12)]
     done = gate(*reversed(models), "--limits", limits(tmp_path, ""), "--json")
@@ -183,7 +183,7 @@ def test_a_bundle_is_a_baseline_too(bundle: Path, tmp_path: Path) -> None:
     assert (kept / "notes.txt").exists()
 
 
-def test_what_ci_reads(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
+def test_writes_markdown_and_junit_for_ci(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
     speed[:] = [Claim(0.9, 0.89, 0.91, 0.96, 12, 1.0, 1.1)]
     done = gate(*reversed(models), "--markdown", "--junit", tmp_path / "gate.xml")
     assert done.exit_code == WorseError.exit_code
@@ -199,7 +199,7 @@ def test_what_ci_reads(models: tuple[Path, Path], speed: list[Claim], tmp_path: 
 
 
 @pytest.mark.parametrize("place", ["model", "baseline", "limits", "data", "inside"])
-def test_what_ci_reads_replaces_no_input(place: str, models: tuple[Path, Path], bundle: Path, tmp_path: Path) -> None:
+def test_junit_replaces_no_input(place: str, models: tuple[Path, Path], bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "gate.toml").write_text("max_slowdown = 9\n")
     np.save(tmp_path / "samples.npy", np.zeros((1, 4), np.float32))
     baseline = shutil.copytree(bundle, tmp_path / "baseline") if place == "inside" else models[0]
@@ -217,7 +217,7 @@ def test_what_ci_reads_replaces_no_input(place: str, models: tuple[Path, Path], 
     assert taken.read_bytes() == before
 
 
-def test_what_is_inconclusive_is_skipped() -> None:
+def test_inconclusive_checks_are_skipped() -> None:
     checks = (LimitCheck("latency", 1.0, "x", UNSETTLED, "not | shown"),)
     for inconclusive in ("pass", "fail"):
         given = GateLimits(inconclusive=inconclusive)  # type: ignore[arg-type]

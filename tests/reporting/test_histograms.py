@@ -51,7 +51,7 @@ def test_the_worst_come_first_and_once(statistics: Statistics) -> None:
     assert found[2].zeros == pytest.approx(0.5, abs=0.02)
 
 
-def test_only_what_is_quantized(statistics: Statistics) -> None:
+def test_draws_only_quantized_tensors(statistics: Statistics) -> None:
     found = worst_tensors(statistics, derive_ranges(statistics), Scheme(), among={"narrow"})
     assert [f.tensor for f in found] == ["narrow"]
 

@@ -45,7 +45,7 @@ def test_the_tuning_plot_and_latencies_are_drawn_without_a_script() -> None:
 
 
 @pytest.mark.parametrize("name", samples.HOSTILE)
-def test_what_models_are_called_is_text(name: str) -> None:
+def test_names_of_models_are_escaped(name: str) -> None:
     known = {tag for tag, _ in Parsed(draw({**samples.record(), "tables": [("t", ("h",), [("c",)])]})).elements}
     record = samples.renamed(samples.record(), name)
     shown = draw({**record, "tables": [(name, (name, name), [(name, name)] * 2000)]})

@@ -138,7 +138,7 @@ def test_size_is_bounded() -> None:
     assert "of 6000 layers" in page
 
 
-def test_only_what_there_is_has_a_section() -> None:
+def test_only_recorded_parts_have_a_section() -> None:
     bare = page_of({"name": "m", "variants": {"v": {"bytes": 1000}}})
     assert "Latency" not in bare
     assert "Coverage" not in bare

@@ -191,7 +191,7 @@ def test_times_without_errors_keep_the_kernels_order() -> None:
     assert all(layer.sqnr_db is None for layer in layers)
 
 
-def test_what_contradicts_itself_is_left_out() -> None:
+def test_leaves_out_contradictory_records() -> None:
     assert salvage({"coverage": "x", "bytes": 5}, VariantRecord).coverage is None
     assert salvage({"int8_mac_share": 1.2, "int8_macs": 1}, Coverage).int8_mac_share == 1
     wrong = samples.histogram()

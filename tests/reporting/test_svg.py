@@ -42,7 +42,7 @@ def test_no_space_no_label() -> None:
 
 def test_tick_labels_never_touch() -> None:
     scale = Scale(0, 1_000_000, 0, 120)
-    drawn = ElementTree.fromstring(x_axis(scale, 100, 0, "bytes", most=9))
+    drawn = ElementTree.fromstring(x_axis(scale, 100, 0, "bytes", limit=9))
     labels = [e for e in drawn.iter("text") if e.get("class") == "tick"]
     ends = float("-inf")
     assert labels

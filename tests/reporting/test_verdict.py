@@ -79,7 +79,7 @@ def test_an_estimate_is_called_unproven() -> None:
     assert "runs at about 2.00× the speed of float32, estimated and unproven" in found.sentence
 
 
-def test_what_is_in_doubt_is_no_goal_met() -> None:
+def test_a_doubtful_goal_is_not_met() -> None:
     doubted = {**samples.tuning(), "goal_met": True, "doubts": ["accuracy in doubt: it loses 0.59 points"]}
     assert verdict(tuning=doubted).status == "Accuracy in doubt"
     missed = verdict(tuning={**doubted, "goal_met": False})
@@ -104,7 +104,7 @@ def test_accuracy_is_judged(int8: float, tone: str) -> None:
     assert next(f for f in found.figures if f.label == "top-1").tone == tone
 
 
-def test_what_was_asked_for_decides() -> None:
+def test_the_goal_of_the_user_decides() -> None:
     asked = samples.tuning()
     asked["goal"]["max_drop"] = 0.1
     accuracy = {

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from retarget.networks import kinds, run
 
 from edgeq.retargeting.run import retarget
 from tests.graphs import proto
+from tests.retargeting.networks import kinds, run
 
 ACT = "float s = {0.02}, uint8 z = {120}, float t = {0.05}, uint8 u = {128}"
 PER_CHANNEL = "float[2] ws = {0.01, 0.2}, int8[2] wz = {0, 0}"
@@ -179,7 +179,7 @@ def test_an_optimiser_that_ends_the_process_ends_no_command(tmp_path: Path) -> N
     assert result.comparison.identical
 
 
-def test_what_only_a_dead_branch_reads(tmp_path: Path) -> None:
+def test_removes_branches_that_no_output_needs(tmp_path: Path) -> None:
     """An If that no output depends on is removed, although its branches read a dequantized tensor."""
     branches = [
         f"{place}_branch = {place} () => (float[4] {op}) {{ {op} = {op}(d) }}"

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from retarget.networks import Net
 
 from edgeq.errors import CheckFailedError
 from edgeq.retargeting.compare import USUAL, compare, compare_outputs
+from tests.retargeting.networks import Net
 
 
 def times(factor: float, folder: Path, name: str) -> Path:
@@ -19,7 +19,7 @@ def times(factor: float, folder: Path, name: str) -> Path:
     return folder / name
 
 
-def test_what_differs_is_measured(tmp_path: Path) -> None:
+def test_measures_differences(tmp_path: Path) -> None:
     one, other = times(1.0, tmp_path, "one.onnx"), times(1.01, tmp_path, "other.onnx")
     same = compare_outputs(one, one)
     assert same is not None

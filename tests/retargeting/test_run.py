@@ -10,7 +10,17 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
-from retarget.networks import (
+
+import edgeq
+from edgeq.cli import group
+from edgeq.cli.convert import _agreements
+from edgeq.errors import ModelError, OutputError, UsageError
+from edgeq.retargeting.compare import RetargetComparison, compare_outputs
+from edgeq.retargeting.run import retarget
+from edgeq.run.session import SessionSettings
+from edgeq.util.records import plain
+from tests.graphs import proto
+from tests.retargeting.networks import (
     CHANNELS,
     Net,
     example,
@@ -22,16 +32,6 @@ from retarget.networks import (
     torch_qat,
     torch_shared,
 )
-
-import edgeq
-from edgeq.cli import group
-from edgeq.cli.convert import _agreements
-from edgeq.errors import ModelError, OutputError, UsageError
-from edgeq.retargeting.compare import RetargetComparison, compare_outputs
-from edgeq.retargeting.run import retarget
-from edgeq.run.session import SessionSettings
-from edgeq.util.records import plain
-from tests.graphs import proto
 
 pytestmark = pytest.mark.usefixtures("exact_kernels")
 
@@ -156,7 +156,7 @@ def test_missing_zero_points_and_fill_values(tmp_path: Path) -> None:
     assert "2 zero points written explicitly that were the default" in result.changes
 
 
-def test_what_works_on_integers_keeps_its_type(tmp_path: Path) -> None:
+def test_operators_on_integers_keep_their_type(tmp_path: Path) -> None:
     net = Net()
     scale, zero = net.params("x", 0.03, np.int8(0))
     net.add("QuantizeLinear", ["x", scale, zero], "q")
@@ -183,7 +183,7 @@ def test_scales_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         retarget(saved(net.model(), tmp_path), tmp_path / "new.onnx", format="QOperator")
 
 
-def test_what_is_not_quantized_is_distinguished(tmp_path: Path) -> None:
+def test_distinguishes_float_dynamic_and_weight_only_models(tmp_path: Path) -> None:
     net = Net()
     net.add("Relu", ["x"], "y")
     path = saved(net.model(), tmp_path)
@@ -360,7 +360,7 @@ def test_no_least_weight_goes_where_kernels_overflow_on_it(tmp_path: Path) -> No
         (torch_shared, "nvidia-t4", "", ""),
     ],
 )
-def test_what_kernels_of_the_target_refuse_is_refused(
+def test_refuses_models_that_the_target_has_no_kernels_for(
     make: Callable[[], onnx.ModelProto], target: str, problem: str, fix: str, tmp_path: Path
 ) -> None:
     path, output = saved(make(), tmp_path), tmp_path / "new.onnx"

@@ -187,7 +187,7 @@ def test_a_metric_that_is_no_mean_counts_its_doubt() -> None:
 
 
 @pytest.mark.parametrize(("moves", "doubts"), [(0.05, (0.005, 0.01)), (1e-6, (0.0, 1e-9))], ids=["int8", "float"])
-def test_that_no_class_changed_is_luck_where_scores_move_as_far_as_others_lead(
+def test_unchanged_classes_are_uncertain_if_scores_move_as_far_as_the_lead(
     moves: float, doubts: tuple[float, float]
 ) -> None:
     """A loss is uncertain if scores move as far as the best class leads, even if no class changes.
@@ -233,7 +233,7 @@ def test_without_classes_nothing_is_added_but_to_a_mean() -> None:
     assert rare_row_error(RowMetrics({}, np.zeros(50)), Regret(), 50) == 1 / 50
 
 
-def test_where_nothing_is_known_of_the_doubt_the_interval_is_the_whole_scale() -> None:
+def test_an_unknown_spread_gives_the_whole_scale() -> None:
     agreement = AgreementEstimate()
     agreement.update({"y": row(1, 0)}, {"y": row(1, 0)}, sample())
     reference = RowMetrics({"auc": 0.9}, None, np.array([0.9, np.nan, 0.8]))
@@ -243,7 +243,7 @@ def test_where_nothing_is_known_of_the_doubt_the_interval_is_the_whole_scale() -
     assert (found.low, found.high) == (-1.0, 1.0)
 
 
-def test_what_all_samples_will_show_at_least_is_what_they_show_with_the_confidence_that_is_claimed() -> None:
+def test_bounds_for_all_samples_hold_with_the_claimed_confidence() -> None:
     random = np.random.default_rng(0)
     total, runs, broken, nearer = 400, 400, 0, 0
     for _ in range(runs):
@@ -337,7 +337,7 @@ def test_roundings_cost_what_their_noise_says_and_not_what_a_changed_answer_of_f
     assert 0 < error < 0.005
 
 
-def test_where_an_engine_answers_something_else_the_labels_decide() -> None:
+def test_labels_decide_between_engines_with_other_answers() -> None:
     here, there = measured(0.0, 17.0), measured(0.6, -3.0)
     more, error = estimate_extra_loss(here, there, 0.1, overall=measured(0.004, 17.0), between_db=-3.0)
     assert more > 0.2

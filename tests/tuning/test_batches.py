@@ -44,7 +44,7 @@ def samples_of(*shapes: tuple[int, ...], **context: Any) -> list[Sample]:
     ("body", "at_once"),
     [(ALONE, True), (BESIDE, False), (DYNAMIC, False), (FIXED, False), (WHOLE, False), (INSIDE, False)],
 )
-def test_only_where_rows_do_not_depend_on_each_other(body: str, at_once: bool) -> None:
+def test_runs_only_independent_rows_at_once(body: str, at_once: bool) -> None:
     assert (find_batch_size(session_of(body), samples_of((1, 3), (1, 3), (1, 3))) > 1) is at_once
 
 

@@ -23,7 +23,7 @@ def simulations(evaluator: FakeEvaluator) -> list[str]:
     return [line.removeprefix("simulate ") for line in evaluator.log if line.startswith("simulate")]
 
 
-def test_what_holds_in_the_simulator_is_chosen_and_nothing_else_is_run_there() -> None:
+def test_the_first_candidate_that_holds_in_the_simulator_is_chosen() -> None:
     evaluator = FakeEvaluator(FACTS, timed=False, simulated={"a": 0.004, "b": 0.0})
     outcome = run(evaluator, "a", "b")
     assert outcome.chosen == "a"
@@ -33,7 +33,7 @@ def test_what_holds_in_the_simulator_is_chosen_and_nothing_else_is_run_there() -
     assert outcome.trial("b").status == "qualified"
 
 
-def test_what_the_simulator_refutes_is_not_chosen() -> None:
+def test_candidates_that_the_simulator_refutes_are_not_chosen() -> None:
     evaluator = FakeEvaluator(FACTS, timed=False, simulated={"a": 0.3, "b": 0.009})
     outcome = run(evaluator, "a", "b")
     assert outcome.chosen == "b"
@@ -106,13 +106,13 @@ def test_luck_on_few_samples_does_not_replace_what_holds_on_many() -> None:
     assert sure.chosen == "a, 1 tensors in 16 bits"
 
 
-def test_where_all_in_16_bits_lose_a_little_too_much_fewer_are_tried() -> None:
+def test_fewer_16_bit_tensors_are_tried_if_all_lose_slightly_too_much() -> None:
     """If all tensors in 16 bits lose slightly too much, fewer are tried: a difference of roundings is chance."""
     facts = {"a, all": Fact(wide=1.0, loss=0.011, width=0.002), "a, 2": Fact(wide=0.2, loss=0.009)}
     assert raising(facts, {"a, 2": 0.009})[1].chosen == "a, 2 tensors in 16 bits"
 
 
-def test_where_all_in_16_bits_surely_lose_too_much_fewer_are_not_tried() -> None:
+def test_fewer_16_bit_tensors_are_not_tried_if_all_lose_far_too_much() -> None:
     evaluator, outcome = raising({"a, all": Fact(wide=1.0, loss=0.2)}, {})
     assert not outcome.chosen
     assert [line for line in evaluator.log if line.startswith("build")] == [
@@ -121,7 +121,7 @@ def test_where_all_in_16_bits_surely_lose_too_much_fewer_are_not_tried() -> None
     ]
 
 
-def test_what_recoveries_leave_goes_to_16_bits_all_first() -> None:
+def test_all_tensors_get_16_bits_first_after_recoveries() -> None:
     facts = {"a, all": Fact(wide=1.0, loss=0.2), "a + x, all": Fact(wide=1.0), "a + x, 1": Fact(wide=0.1)}
     simulated = {"a + recovery": 0.35, "a + x": 0.2, "a + x, all": 0.0, "a + x, 1": 0.0}
     evaluator, outcome = raising(facts, simulated, methods=("x", "y"))
@@ -129,7 +129,7 @@ def test_what_recoveries_leave_goes_to_16_bits_all_first() -> None:
     assert simulations(evaluator)[-2:] == ["a + x, all tensors in 16 bits", "a + x, 1 tensors in 16 bits"]
 
 
-def test_where_nothing_holds_the_goal_is_missed_by_the_simulators_figure() -> None:
+def test_the_goal_is_missed_by_the_figure_of_the_simulator() -> None:
     evaluator = FakeEvaluator(FACTS, timed=False, simulated={"a": 0.3, "b": 0.2})
     outcome = run(evaluator, "a", "b")
     assert outcome.winner is None
@@ -138,7 +138,7 @@ def test_where_nothing_holds_the_goal_is_missed_by_the_simulators_figure() -> No
     assert "in the simulator" in problem
 
 
-def test_what_crashes_in_the_simulator_is_left_out() -> None:
+def test_candidates_that_crash_in_the_simulator_are_left_out() -> None:
     outcome = run(FakeEvaluator(FACTS, timed=False, simulated={"a": -1.0, "b": 0.0}), "a", "b")
     assert outcome.chosen == "b"
     assert outcome.trial("a").reason == "the process of the engine ended: signal SIGSEGV"

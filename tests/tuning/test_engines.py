@@ -87,7 +87,7 @@ def test_first_one_int8_candidate_and_the_float_model_enter_in_each_precision(fa
     assert "unquantized in fake" not in {c.name for c in add_entrants([A], field, unquantized=False)}
 
 
-def test_of_another_engines_fastest_structure_one_that_was_not_dropped_is_named(fake: Engine) -> None:
+def test_names_a_remaining_candidate_of_another_engine(fake: Engine) -> None:
     outcome, _ = run(fake, {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(4.0), "b in fake": Fact(3.0)})
     kept = outcome.trial("a")
     dropped = replace(kept, candidate=kept.candidate.replace(name="minmax"), status="eliminated")
@@ -95,7 +95,7 @@ def test_of_another_engines_fastest_structure_one_that_was_not_dropped_is_named(
     assert any("the fastest in onnxruntime has 2.00 times its latency: a, " in line for line in lines)
 
 
-def test_only_what_an_engine_has_integer_kernels_for_runs_in_it(fake: Engine) -> None:
+def test_candidates_run_only_in_engines_with_integer_kernels(fake: Engine) -> None:
     assert is_suited(A, fake)
     assert not is_suited(UINT8, fake)
     assert not is_suited(replace(A, builder="sequence"), fake)
@@ -142,14 +142,14 @@ def test_the_fallback_is_the_fastest_form_by_its_best_estimate(fake: Engine, spe
     assert (outcome.chosen, outcome.fallback) == ("a in fake", fallback)
 
 
-def test_where_no_int8_model_will_do_float32_is_the_fallback(fake: Engine) -> None:
+def test_float32_is_the_fallback_without_an_accurate_int8_model(fake: Engine) -> None:
     facts = {"a": Fact(3.0, loss=0.2), "b": Fact(0.8), "unquantized in fake:bf16": Fact(2.0, share=0.0)}
     outcome, _ = run(fake, facts)
     assert (outcome.chosen, outcome.fallback) == ("unquantized in fake:bf16", "")
     assert any("float32 runs in onnxruntime's own kernels" in line for line in describe_verdict(outcome, Goal()))
 
 
-def test_what_stays_float_can_be_bf16(fake: Engine) -> None:
+def test_float_layers_can_be_bf16(fake: Engine) -> None:
     facts = {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(3.0), "a in fake:bf16": Fact(4.0)}
     outcome, evaluator = run(fake, facts)
     assert outcome.chosen == "a in fake:bf16"
@@ -203,7 +203,7 @@ def test_on_a_busy_machine_no_engine_is_dropped_as_slower(fake: Engine) -> None:
     assert "times the latency of" in quiet.trial("a in fake").reason
 
 
-def test_where_an_engine_saturates_only_weights_run_in_it_that_cannot(fake: Engine) -> None:
+def test_saturating_engines_run_only_safe_weights(fake: Engine) -> None:
     engine = replace(fake, int8=replace(fake.int8, remedy_cost={"fit_pairs": 1, "reduce_range": 1}))
     field = Field((EngineChoice(engine),), saturating={"fake": ("U8S8",)})
     assert [c.name for c in add_entrants([UINT8, A], field)] == [
@@ -358,7 +358,7 @@ def test_calibration_methods_are_tried_for_the_faster_of_two_twins_alone(
     assert assessed == {kernel.name, f"{kernel.name} in fake", f"{method}{where}"}
 
 
-def test_of_two_as_fast_in_one_engine_the_one_closer_to_float32_goes_on(fake: Engine) -> None:
+def test_the_closer_of_two_equally_fast_candidates_stays(fake: Engine) -> None:
     close = {"a in fake": Fact(4.0, sqnr_db=30), "b in fake": Fact(4.08, sqnr_db=29)}
     own = {"a": Fact(2.0, sqnr_db=30), "b": Fact(2.04, sqnr_db=29)}
     outcome, _ = run(fake, {**own, **close})
@@ -376,9 +376,7 @@ def test_an_engine_slower_than_float32_gets_no_more_candidates(fake: Engine) -> 
 
 
 @pytest.mark.parametrize(("own", "raced"), [(1.5, False), (2.1, True)])
-def test_what_has_slow_layers_in_float_runs_in_an_engine_that_it_is_ahead_of(
-    fake: Engine, own: float, raced: bool
-) -> None:
+def test_candidates_with_slow_layers_in_float_run_in_slower_engines(fake: Engine, own: float, raced: bool) -> None:
     kernel = Candidate("U8S8 per-channel, minmax", Scheme())
     mixed = "U8S8 per-channel, minmax (1 in float)"
     facts = {kernel.name: Fact(1.4), mixed: Fact(own), f"{kernel.name} in fake": Fact(1.8)}

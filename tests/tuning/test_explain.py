@@ -31,13 +31,13 @@ def test_the_winner_its_speed_and_its_loss_come_first() -> None:
     assert "on 400 samples; 1.00 points were allowed" in text
 
 
-def test_what_would_let_the_nearest_miss_through() -> None:
+def test_explains_the_limit_that_lets_the_nearest_miss_through() -> None:
     text = found({"a": Fact(speed=2, loss=0.0123, width=0.01)})
     assert "no candidate loses at most 1.00 points and is faster than float32" in text
     assert "--max-drop 1.24% would let it through" in text or "--max-drop 1.23% would let it through" in text
 
 
-def test_that_int8_does_not_pay() -> None:
+def test_explains_that_int8_is_not_faster() -> None:
     assert "int8 does not pay here: the fastest, b, has 0.90 times" in found(
         {"a": Fact(speed=0.5), "b": Fact(speed=0.9)}
     )
@@ -59,10 +59,10 @@ def test_a_speed_that_is_unclear_counts_only_where_it_may_decide() -> None:
     assert "the runs disagree. --resume on a quiet machine measures it again" in text
 
 
-def test_that_the_accurate_one_is_not_faster() -> None:
+def test_explains_that_the_accurate_candidate_is_not_faster() -> None:
     assert "a keeps the accuracy, at 1.00 times float32's speed" in found({"a": Fact(speed=1.0)})
 
 
-def test_that_the_budget_was_short() -> None:
+def test_explains_that_the_budget_was_short() -> None:
     facts = {f"m{i}": Fact(speed=2 + i) for i in range(10)}
     assert "the budget ended the search" in found(facts, Goal(budget_s=2))

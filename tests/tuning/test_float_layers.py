@@ -147,7 +147,7 @@ def test_the_first_set_leaves_as_much_noise_as_is_allowed(noises: list[float], s
     assert abs(len(evaluated[0]) - next(enough, len(noises))) <= 1, "sums in another order differ in their last bits"
 
 
-def test_what_loses_too_much_with_all_that_may_be_in_float_is_given_up() -> None:
+def test_gives_up_if_all_float_layers_lose_too_much() -> None:
     evaluated: list[tuple[str, ...]] = []
     ranked = ranking(dict.fromkeys(NAMES, 1))
     evaluate = recorded(lambda kept: float(len(NAMES) - len(kept)), evaluated)
@@ -189,7 +189,7 @@ def test_each_layer_by_itself() -> None:
     assert ranked.layers[0].name == "n7"
 
 
-def test_what_saves_the_same_noise_for_less_comes_first() -> None:
+def test_the_cheaper_of_equally_noisy_layers_comes_first() -> None:
     macs = {"costly": 1000, "cheap": 10}
     ranked = rank_by_probing(macs, lambda nodes: float(len(nodes)), never)
     assert ranked.layers[0].nodes == ("cheap",)

@@ -107,7 +107,7 @@ HEAD = '{"format": "edgeq-tuning-journal/2", "settings": {"model": "m", "validat
         HEAD + '{"key": "k", "value": NaN}\n',
     ],
 )
-def test_what_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
+def test_refuses_files_that_are_not_journals(tmp_path: Path, text: str) -> None:
     path = tmp_path / "j.jsonl"
     path.write_bytes(content := text.encode("utf-8", "surrogateescape"))
     with pytest.raises(OutputError, match="not a journal") as caught:
@@ -156,7 +156,7 @@ def test_resuming_without_a_journal_starts_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["mine\n", '{"format": "other"}\n', "[]"])
-def test_what_is_no_journal_is_not_replaced(tmp_path: Path, text: str) -> None:
+def test_keeps_files_that_are_not_journals(tmp_path: Path, text: str) -> None:
     (tmp_path / "j.jsonl").write_text(text)
     with pytest.raises(OutputError, match=r"j\.jsonl is not a journal of edgeq's"):
         Journal(tmp_path / "j.jsonl", SETTINGS, resume=False, force=True)

@@ -134,7 +134,7 @@ def test_without_tensors_to_rank_layers_are_probed(evaluator: LocalEvaluator, fi
 
 
 @pytest.mark.parametrize("name", ["nvidia-t4", "gemmini"])
-def test_what_is_simulated_has_no_clock_and_is_ranked_layer_by_layer(job: Job, name: str, tmp_path: Path) -> None:
+def test_simulated_targets_are_ranked_layer_by_layer_without_a_clock(job: Job, name: str, tmp_path: Path) -> None:
     target = resolve(name)
     evaluator = LocalEvaluator(job, target, tmp_path, task=make_task("classification"), counts=True)
     assert evaluator.counts
@@ -204,7 +204,7 @@ def npu(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
     return evaluator
 
 
-def test_what_a_simulator_refutes_is_run_no_further(npu: Callable[[SlowEngine], LocalEvaluator]) -> None:
+def test_stops_simulating_refuted_candidates(npu: Callable[[SlowEngine], LocalEvaluator]) -> None:
     engine = SlowEngine(right=False)
     evaluator = npu(engine)
     found = evaluator.simulate(kernel_candidates(resolve("hexagon-v73").profile)[0], 0.01, math.inf)
@@ -213,7 +213,7 @@ def test_what_a_simulator_refutes_is_run_no_further(npu: Callable[[SlowEngine], 
     assert found.samples == engine.runs == 5
 
 
-def test_what_holds_in_a_simulator_by_far_runs_few_samples(npu: Callable[[SlowEngine], LocalEvaluator]) -> None:
+def test_clearly_good_candidates_simulate_few_samples(npu: Callable[[SlowEngine], LocalEvaluator]) -> None:
     engine = SlowEngine(right=True)
     evaluator = npu(engine)
     candidate = kernel_candidates(resolve("hexagon-v73").profile)[0]
@@ -238,7 +238,7 @@ def test_recoveries_edit_what_a_simulated_npu_gets(npu: Callable[[SlowEngine], L
     assert 0 < evaluator.build(wide).wide_share < 1
 
 
-def test_of_many_candidates_for_a_simulator_none_is_taken_for_its_luck(
+def test_lucky_candidates_are_not_chosen_for_a_simulator(
     npu: Callable[[SlowEngine], LocalEvaluator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No candidate for a simulator is chosen by luck: float32's scores for changed answers count, not only the labels.

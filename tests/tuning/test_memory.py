@@ -80,7 +80,7 @@ def test_a_model_like_it_begins_with_what_won(tmp_path: Path) -> None:
     [FACTS | {"coarse": Fact(speed=3.2)}, FACTS | {"coarse": Fact(speed=4, loss=0.2)}],
     ids=["slower than promised", "loses too much"],
 )
-def test_what_does_not_hold_is_followed_by_the_whole_search(tmp_path: Path, here: dict[str, Fact]) -> None:
+def test_refuted_memories_are_followed_by_the_whole_search(tmp_path: Path, here: dict[str, Fact]) -> None:
     tuned_before(tmp_path / FILE)
     evaluator = FakeEvaluator(here | {"signed": Fact(speed=3.9)})
     result = found(evaluator, recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT))
@@ -100,7 +100,7 @@ def test_on_a_busy_machine_it_is_not_refuted_but_cannot_be_confirmed(tmp_path: P
     assert not [text for text in notes.texts if "as well here" in text]
 
 
-def test_what_loses_too_much_is_refuted_on_a_busy_machine_too(tmp_path: Path) -> None:
+def test_losses_refute_a_memory_on_a_busy_machine(tmp_path: Path) -> None:
     tuned_before(tmp_path / FILE)
     memory = recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT)
     lossy = {name: replace(fact, loss=0.2) for name, fact in FACTS.items()}
@@ -129,13 +129,13 @@ def test_other_models_machines_and_versions_know_nothing_of_it(tmp_path: Path) -
     assert not recall(tmp_path / "none" / FILE, DENSE, SETTINGS, 0.01, SILENT).evidence
 
 
-def test_what_won_under_a_stricter_goal_is_slower_than_it_need_be_here(tmp_path: Path) -> None:
+def test_winners_under_a_stricter_goal_are_not_recalled(tmp_path: Path) -> None:
     tuned_before(tmp_path / FILE)
     assert recall(tmp_path / FILE, DENSE, SETTINGS, 0.005, SILENT).evidence
     assert not recall(tmp_path / FILE, DENSE, SETTINGS, 0.02, SILENT).evidence
 
 
-def test_what_a_budget_cut_short_is_no_evidence(tmp_path: Path) -> None:
+def test_runs_out_of_time_are_not_remembered(tmp_path: Path) -> None:
     memory = recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT)
     outcome = found(FakeEvaluator(FACTS), Memory()).outcome
     memory.remember("first.onnx", "first", replace(outcome, out_of_time=True), SILENT)

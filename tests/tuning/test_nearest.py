@@ -77,7 +77,7 @@ def test_layers_in_float_that_keep_the_accuracy_are_not_given_up_for_a_speed_tha
     assert outcome.chosen.startswith("a, 1 layers in float")
 
 
-def test_what_keeps_the_accuracy_by_its_figure_alone_is_chosen_with_its_doubt() -> None:
+def test_candidates_within_the_point_estimate_are_chosen_with_a_doubt() -> None:
     goal = Goal(max_drop=0.01)
     outcome = found(FakeEvaluator({"a": Fact(speed=1.31, loss=0.0059, doubt=0.0058)}, total=128), "a", goal=goal)
     assert (outcome.chosen, is_goal_met(outcome, goal)) == ("a", True)
@@ -86,7 +86,7 @@ def test_what_keeps_the_accuracy_by_its_figure_alone_is_chosen_with_its_doubt() 
     assert found(FakeEvaluator({"a": Fact(loss=0.0059, doubt=0.0058)}), "a", goal=Goal(strict=True)).chosen == ""
 
 
-def test_of_those_about_as_fast_the_surest_is_chosen() -> None:
+def test_the_surest_of_equally_fast_candidates_is_chosen() -> None:
     facts = {
         "a": Fact(speed=2.0, loss=0.009, doubt=0.006),
         "b": Fact(speed=1.9, loss=0.005, doubt=0.004),
@@ -103,14 +103,14 @@ def test_of_those_about_as_fast_the_surest_is_chosen() -> None:
         ({"a": Fact(speed=2, loss=0.3), "b": Fact(speed=0.9, loss=0.001, structure="b")}, "a"),
     ],
 )
-def test_what_misses_the_goal_is_chosen_as_the_nearest_and_called_so(facts: dict[str, Fact], chosen: str) -> None:
+def test_the_nearest_miss_is_chosen_and_called_so(facts: dict[str, Fact], chosen: str) -> None:
     outcome = found(FakeEvaluator(facts), *facts)
     assert (outcome.chosen, is_goal_met(outcome, Goal())) == (chosen, False)
     assert describe_verdict(outcome, Goal())[0].startswith("goal missed: no candidate loses at most 1.00 points")
     assert describe_verdict(outcome, Goal())[0].endswith(f"; {chosen} comes closest")
 
 
-def test_of_what_loses_too_much_the_least_on_fewer_samples_is_measured_in_full() -> None:
+def test_the_smallest_loss_on_few_samples_is_measured_in_full() -> None:
     facts = {"a": Fact(speed=2, loss=0.3, width=0.1), "a + recovery": Fact(speed=2, loss=0.1, structure="a")}
     outcome = found(FakeEvaluator(facts, methods=("x",)), "a")
     winner = outcome.winner
@@ -118,12 +118,12 @@ def test_of_what_loses_too_much_the_least_on_fewer_samples_is_measured_in_full()
     assert (winner.name, winner.assessment is not None and winner.assessment.complete) == ("a + recovery", True)
 
 
-def test_where_nothing_is_accurate_that_is_what_is_needed_on_a_busy_machine_too() -> None:
+def test_names_the_needed_limit_on_a_busy_machine() -> None:
     outcome = found(Estimating({"a": Fact(speed=2, loss=0.0523)}), "a")
     assert any(line.startswith("a loses 5.23 points: --max-drop 5.2") for line in describe_verdict(outcome, Goal()))
 
 
-def test_where_float32_is_faster_the_verdict_says_so() -> None:
+def test_the_verdict_says_that_float32_is_faster() -> None:
     lines = describe_verdict(found(FakeEvaluator({"a": Fact(speed=0.5)}), "a"), Goal())
     assert any(
         line.endswith("0.50 times float32's speed (0.49 to 0.51; 10 → 20 ms): float32 is the better choice")
@@ -136,13 +136,13 @@ def test_an_estimate_that_float32_is_faster_is_no_goal_met() -> None:
     assert (outcome.chosen, is_goal_met(outcome, Goal())) == ("a", False)
 
 
-def test_what_is_proven_comes_before_what_is_not() -> None:
+def test_proven_candidates_come_before_unproven_ones() -> None:
     evaluator = BusyWith({"a": Fact(speed=2), "b": Fact(speed=3)})
     evaluator.doubtful = "b"
     assert found(evaluator, "a", "b").chosen == "a"
 
 
-def test_where_nothing_can_be_built_nothing_is_chosen() -> None:
+def test_chooses_nothing_without_a_build() -> None:
     outcome = found(FakeEvaluator({"a": Fact(error="it has no product")}), "a")
     assert (outcome.chosen, is_goal_met(outcome, Goal())) == ("", False)
 

@@ -60,7 +60,7 @@ def test_the_fastest_mixture_wins_and_methods_are_tried_on_it() -> None:
 
 
 @pytest.mark.parametrize("ahead", [1.0, 1.05])
-def test_of_choices_about_as_fast_the_most_accurate_gets_layers_in_float(ahead: float) -> None:
+def test_the_most_accurate_of_equally_fast_choices_gets_float_layers(ahead: float) -> None:
     other = "U8S8 per-channel 7-bit, minmax"
     facts = {
         KERNEL: Fact(speed=1.2, sqnr_db=30),
@@ -93,7 +93,7 @@ def test_a_kernel_choice_slower_than_float_is_saved_by_it() -> None:
     assert run(FakeEvaluator(facts, slow=("a",)), KERNEL).chosen == f"{KERNEL} (1 in float)"
 
 
-def test_where_size_counts_only_if_it_must_be() -> None:
+def test_a_goal_of_size_keeps_layers_in_float_only_if_needed() -> None:
     facts = {KERNEL: Fact(speed=1.2, bytes=50), f"{KERNEL} (1 in float)": Fact(speed=1.5, bytes=60)}
     assert run(FakeEvaluator(facts, slow=("a",)), KERNEL, goal=Goal("size")).chosen == KERNEL
     facts[KERNEL] = Fact(speed=0.9, bytes=50)

@@ -24,7 +24,7 @@ from edgeq.measure.task import make_task
 from edgeq.reporting.bundle import report_bundle
 from edgeq.reporting.page import DIGITS
 from edgeq.tuning.goal import Goal
-from edgeq.util.records import plain, rounded
+from edgeq.util.records import plain, round_floats
 from tests.graphs import proto
 from tests.tuning.fakes import Interrupting
 from tests.tuning.steady import steady_timings
@@ -58,7 +58,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 def test_the_bundle_verifies_and_holds_the_record(labelled: Tuned) -> None:
     assert edgeq.verify(labelled.bundle).passed
     record = json.loads((labelled.bundle / "report.json").read_text())["tuning"]
-    returned = rounded(plain(labelled.record), DIGITS)
+    returned = round_floats(plain(labelled.record), DIGITS)
     # The bundle's record cannot count the time that writing the bundle takes.
     assert {**record, "elapsed_s": 0} == {**returned, "elapsed_s": 0}
     assert sum(stage["seconds"] for stage in record["stages"]) < record["elapsed_s"] < returned["elapsed_s"]
@@ -128,7 +128,7 @@ def test_a_strict_goal_that_cannot_be_met_is_an_error_with_the_front_and_leaves_
     assert report_bundle(tmp_path / "t.tuning").verdict.status == "Goal not met"
 
 
-def test_what_comes_nearest_is_written_although_the_goal_is_missed(tmp_path: Path) -> None:
+def test_writes_the_nearest_candidate_of_a_missed_goal(tmp_path: Path) -> None:
     model, data = filters(tmp_path)
     with pytest.raises(GoalNotMetError, match=r"^goal missed: no candidate .* comes closest") as caught:
         edgeq.tune(model, Data(data), tmp_path / "t", goal=Goal(max_drop=0, budget_s=5))

@@ -89,7 +89,7 @@ def test_within_a_tie_the_more_accurate_wins() -> None:
     assert run(FakeEvaluator(facts), "a", "b").chosen == "b"
 
 
-def test_what_is_slower_by_more_than_a_tie_is_not_chosen_for_its_accuracy() -> None:
+def test_accuracy_does_not_outweigh_a_clear_difference_in_speed() -> None:
     facts = {"a": Fact(speed=3.0, loss=0.004), "b": Fact(speed=2.9, loss=0.001)}
     assert run(FakeEvaluator(facts), "a", "b").chosen == "a"
     sizes = {"a": Fact(speed=3, bytes=10, loss=0.004), "b": Fact(speed=3, bytes=20, structure="b")}
@@ -133,7 +133,7 @@ def test_the_chosen_model_is_in_the_table_though_a_rival_seems_faster_and_as_acc
     assert re.search(r"^.*\bb .* 0\.39 .* chosen", drawn.getvalue(), re.MULTILINE)
 
 
-def test_what_does_not_build_says_why_and_does_not_stop_the_others() -> None:
+def test_a_failed_build_says_why_and_stops_no_other() -> None:
     outcome = run(FakeEvaluator({"a": Fact(error="no kernel for it"), "b": Fact()}), "a", "b")
     assert outcome.trial("a").reason == "no kernel for it"
     assert outcome.chosen == "b"
@@ -206,14 +206,14 @@ class Crowded(FakeEvaluator):
         return super().assess(candidates, samples)
 
 
-def test_where_no_finalist_is_fast_enough_the_next_ones_race() -> None:
+def test_further_candidates_race_if_no_finalist_is_fast_enough() -> None:
     facts = {name: Fact(speed=1.0, structure=name, bytes=10) for name in "abcd"} | {"e": Fact(speed=2, bytes=50)}
     outcome = run(FakeEvaluator(facts, reach=0.03), *"abcde", goal=Goal("size"))
     assert outcome.chosen == "e"
     assert outcome.trial("a").reason.startswith("no difference in speed from float32 is settled")
 
 
-def test_what_is_far_behind_is_not_in_the_last_race() -> None:
+def test_far_slower_candidates_skip_the_last_race() -> None:
     facts = {"a": Fact(speed=2), "b": Fact(speed=4), "c": Fact(speed=3.7)}
     evaluator = FakeEvaluator(facts)
     outcome = run(evaluator, *facts)
@@ -240,7 +240,7 @@ class SharedCore(FakeEvaluator):
         return 10.0 / self.fact(candidate.name).speed if candidate else self.float_ms
 
 
-def test_what_seems_faster_by_an_earlier_race_is_raced_again_beside_those_of_the_last() -> None:
+def test_winners_of_earlier_races_join_the_last_race() -> None:
     facts = {name: Fact(speed=speed, structure=name) for name, speed in zip("abcdef", range(40, 34, -1), strict=True)}
     evaluator = SharedCore(facts)
     outcome = run(evaluator, *facts)
@@ -327,14 +327,14 @@ def test_a_busy_machine_is_not_waited_for_when_the_budget_is_used_up() -> None:
     assert evaluator.log.count("for 0 s") == 2  # in the first race and in the last
 
 
-def test_of_equally_fast_threads_the_fewest() -> None:
+def test_the_fewest_of_equally_fast_threads_are_chosen() -> None:
     outcome = run(FakeEvaluator({"a": Fact(speed=2)}), "a", threads=(0, 2, 1))
     assert outcome.winner is not None
     assert outcome.winner.candidate.threads == 1
 
 
 @pytest.mark.parametrize(("speed", "recovered"), [(0.97, False), (1.2, True)])
-def test_what_could_not_be_timed_is_timed_again_before_it_is_recovered(speed: float, recovered: bool) -> None:
+def test_untimed_candidates_are_timed_again_before_recoveries(speed: float, recovered: bool) -> None:
     """A candidate that could not be timed is timed again before recoveries, which take minutes, are tried on it."""
 
     class BusyAtFirst(FakeEvaluator):
@@ -351,9 +351,7 @@ def test_what_could_not_be_timed_is_timed_again_before_it_is_recovered(speed: fl
 
 
 @pytest.mark.parametrize(("speed", "recovered"), [(2.1, False), (2.4, True)])
-def test_what_loses_more_is_recovered_after_another_only_where_it_is_clearly_faster(
-    speed: float, recovered: bool
-) -> None:
+def test_a_lossier_candidate_is_recovered_only_if_clearly_faster(speed: float, recovered: bool) -> None:
     facts = {
         "a": Fact(speed=2, loss=0.05),
         "a + recovery": Fact(speed=1.8),
@@ -367,9 +365,7 @@ def test_what_loses_more_is_recovered_after_another_only_where_it_is_clearly_fas
 
 
 @pytest.mark.parametrize(("objective", "recovered"), [("latency", False), ("size", True)])
-def test_what_is_not_faster_in_the_median_is_recovered_only_where_size_counts(
-    objective: Literal["latency", "size"], recovered: bool
-) -> None:
+def test_slower_candidates_are_recovered_only_for_size(objective: Literal["latency", "size"], recovered: bool) -> None:
     facts = {"a": Fact(speed=0.995, loss=0.05), "a + recovery": Fact(speed=0.995)}
     evaluator = FakeEvaluator(facts, methods=("x",))
     run(evaluator, "a", goal=Goal(objective=objective))
@@ -377,9 +373,7 @@ def test_what_is_not_faster_in_the_median_is_recovered_only_where_size_counts(
 
 
 @pytest.mark.parametrize(("first", "tried"), [(1.9, False), (1.2, True)])
-def test_what_is_quantized_at_run_time_is_recovered_too_where_the_other_kind_became_slow(
-    first: float, tried: bool
-) -> None:
+def test_dynamic_candidates_are_recovered_if_static_ones_became_slow(first: float, tried: bool) -> None:
     facts = {
         "a": Fact(speed=2, loss=0.02),
         "a, 1 layers in float": Fact(speed=first),
@@ -394,7 +388,7 @@ def test_what_is_quantized_at_run_time_is_recovered_too_where_the_other_kind_bec
 
 
 @pytest.mark.parametrize(("speed", "chosen"), [(2.2, "c + recovery"), (2.0, "")])
-def test_of_those_of_about_one_speed_what_loses_least_is_recovered(speed: float, chosen: str) -> None:
+def test_the_least_lossy_of_equally_fast_candidates_is_recovered(speed: float, chosen: str) -> None:
     facts = {
         "a": Fact(speed=2.3, loss=0.3),
         "b": Fact(speed=2.25, loss=0.2),
@@ -429,7 +423,7 @@ def test_all_recoveries_at_once_first() -> None:
 
 
 @pytest.mark.parametrize(("speed", "named"), [(1.6, "a + recovery"), (0.9, "a")])
-def test_where_nothing_qualifies_what_loses_least_is_timed_and_named_if_it_is_faster(speed: float, named: str) -> None:
+def test_the_least_lossy_miss_is_timed_and_named_if_faster(speed: float, named: str) -> None:
     facts = {"a": Fact(loss=0.2), "a + recovery": Fact(speed=speed, loss=0.012, width=0.004)}
     evaluator = FakeEvaluator(facts, methods=("x",))
     outcome = run(evaluator, "a")
@@ -483,7 +477,7 @@ def test_a_recovery_that_does_harm_beside_the_others_is_taken_back() -> None:
     assert not any(t.stage == "exclusion" for t in outcome.trials)
 
 
-def test_of_recoveries_that_cost_speed_only_those_that_are_needed_stay() -> None:
+def test_removes_costly_recoveries_that_are_not_needed() -> None:
     facts = {
         "a": Fact(loss=0.05),
         "a + recovery": Fact(loss=0.03),
@@ -603,7 +597,7 @@ def test_a_kernel_choice_that_is_no_faster_and_far_less_exact_gets_no_methods() 
     assert [line for line in evaluator.log if line.startswith("assess c")]
 
 
-def test_what_cannot_be_timed_gives_way_to_nothing_for_its_median() -> None:
+def test_an_unclaimed_median_does_not_decide() -> None:
     """A median from a race without a claim decides nothing: "exact" has the better one, but is not faster later."""
 
     class QuietLater(FakeEvaluator):

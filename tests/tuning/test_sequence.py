@@ -87,7 +87,7 @@ def test_every_candidate_is_built_and_follows_float(tmp_path: Path, target: Targ
     assert {"QAttention"} <= set(operators(tmp_path / "2.onnx"))
 
 
-def test_what_candidates_share_is_made_once(tmp_path: Path, target: Target) -> None:
+def test_candidates_share_common_builds(tmp_path: Path, target: Target) -> None:
     job = job_of(encoder(tmp_path), Sentences())
     fused = [c for c in sequence_candidates(job, target) if "fused" in c.name]
     folders = []

@@ -61,7 +61,7 @@ def model(folder: Path, name: str = "model.onnx") -> Path:
     return path
 
 
-def test_what_was_opened_is_used_again(tmp_path: Path, monkeypatch: Any) -> None:
+def test_open_sessions_are_reused(tmp_path: Path, monkeypatch: Any) -> None:
     opener = Opener()
     pool = pool_of(opener, monkeypatch)
     first = pool.sessions(model(tmp_path), ALL, 2)
@@ -85,9 +85,7 @@ def test_no_more_than_can_be_opened_in_time_but_one(tmp_path: Path, monkeypatch:
     assert len(pool.sessions(model(tmp_path), ONE, 6, seconds=5.0)) == 4, "each time so many more"
 
 
-def test_what_was_not_used_for_longest_is_closed_and_of_a_dead_process_forgotten(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_closes_the_least_recently_used_session_and_forgets_dead_ones(tmp_path: Path, monkeypatch: Any) -> None:
     opener = Opener()
     pool = pool_of(opener, monkeypatch, memory=2 * 2**23 + 2**20)
     old, new = (pool.sessions(model(tmp_path), settings, 1)[0] for settings in (ONE, ALL))

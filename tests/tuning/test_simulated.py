@@ -69,7 +69,7 @@ def test_a_bundle_for_elsewhere(labelled: Path, tmp_path: Path, target: str) -> 
             assert report["chosen"] in ("cpu-float32", "cuda-float16")
 
 
-def test_what_was_interrupted_is_resumed(tmp_path: Path) -> None:
+def test_resumes_an_interrupted_run(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
 
     def tuned(**changes: Any) -> Tuned:

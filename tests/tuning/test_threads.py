@@ -19,7 +19,7 @@ def test_a_choice_holds_while_float32_has_its_speed(before: float, now: float, s
     assert is_unchanged(before, StructureTiming({"p50_ms": now})) == same
 
 
-def test_where_there_was_no_choice_it_holds() -> None:
+def test_a_missing_choice_holds() -> None:
     assert is_unchanged(0.0, StructureTiming({"p50_ms": 5.0}))
 
 

@@ -45,7 +45,7 @@ def network(path: Path) -> Path:
 
 
 @simulator
-def test_what_8_bits_cannot_hold_goes_to_16_in_the_simulator_too(
+def test_gives_16_bits_to_tensors_that_need_them_in_the_simulator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tensor that 8 bits cannot represent gets 16 bits, and the simulator confirms this.

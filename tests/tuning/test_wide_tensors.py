@@ -33,7 +33,7 @@ def test_the_noisiest_for_each_byte_come_first() -> None:
     assert ranking.costs.span == 4 * 64
 
 
-def test_what_is_not_measured_in_time_comes_last() -> None:
+def test_unmeasured_layers_come_last() -> None:
     ranking = rank_tensors(model(NET), RANGES, noise, lambda: True)
     assert [layer.noise for layer in ranking.layers] == [0.0] * 4
 

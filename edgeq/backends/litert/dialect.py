@@ -10,7 +10,7 @@ from edgeq.calibration.groups import SHARING
 from edgeq.calibration.ranges import Range
 from edgeq.errors import HardwareError
 from edgeq.util.folders import shipped
-from edgeq.util.records import read_toml
+from edgeq.util.record_files import read_toml
 
 
 @dataclass(frozen=True)

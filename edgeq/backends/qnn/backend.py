@@ -47,7 +47,8 @@ from edgeq.run.engines import Engine, EngineChoice, find_backend_engine
 from edgeq.run.session import Engines, SessionSettings, onnxruntime
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.folders import shipped
-from edgeq.util.records import parse, read_toml
+from edgeq.util.record_files import read_toml
+from edgeq.util.records import parse
 
 # Bits of the activations, in a row of the table.
 _NARROW = 8

@@ -55,7 +55,7 @@ from edgeq.run.engines import EngineChoice, find_backend_engine
 from edgeq.run.toolkit import Toolkit, find_python
 from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import is_plain
+from edgeq.util.marker import is_plain
 
 _CPU = "CPUExecutionProvider"
 # The compiler keeps the numbers of such files only; see targets/rknn/dialect.toml.

@@ -9,7 +9,7 @@ from functools import cache
 from edgeq.errors import HardwareError, suggest
 from edgeq.run.toolkit import Toolkit
 from edgeq.util.folders import shipped
-from edgeq.util.records import read_toml
+from edgeq.util.record_files import read_toml
 
 
 @dataclass(frozen=True)

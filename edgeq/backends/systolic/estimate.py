@@ -29,7 +29,7 @@ from edgeq.backends.systolic.program import Program, Step, Weighted
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import NodeRun
 from edgeq.model.convert import from_bytes
-from edgeq.util.records import written
+from edgeq.util.records import write_as
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ class LayerEstimate:
     macs: int
     cycles: int
     compute_cycles: int
-    traffic: int = field(metadata=written(name="dram_bytes"))
-    utilisation: float = field(metadata=written(digits=4))
+    traffic: int = field(metadata=write_as(name="dram_bytes"))
+    utilisation: float = field(metadata=write_as(digits=4))
 
 
 @dataclass(frozen=True)

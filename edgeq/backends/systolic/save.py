@@ -21,7 +21,7 @@ from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.program import Pool, Program, Step, Tensor, Tile
 from edgeq.data.arrays import DAMAGE
 from edgeq.errors import BundleError
-from edgeq.util.outputs import is_plain
+from edgeq.util.marker import is_plain
 from edgeq.util.records import parse, plain
 
 SUFFIX = ".program.npz"

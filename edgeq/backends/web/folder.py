@@ -25,7 +25,7 @@ from edgeq.model.graph import random_tensors
 from edgeq.model.load import read_model, unchecked_signature
 from edgeq.run.session import Engines
 from edgeq.util.folders import shipped
-from edgeq.util.outputs import sha256
+from edgeq.util.marker import sha256
 
 MANIFEST, SELFTEST, MODEL, MODULE = "edgeq-web.json", "selftest.bin", "model.onnx", "edgeq.mjs"
 # JavaScript's typed arrays must begin at a multiple of their element's size, which is at most 8 bytes.

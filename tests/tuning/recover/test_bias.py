@@ -100,7 +100,7 @@ def test_the_shift_is_what_was_added(function: str) -> None:
     np.testing.assert_allclose(find_shift(view, wanted, integers), -shift, rtol=0.1)
 
 
-def test_what_is_clipped_away_counts_for_nothing() -> None:
+def test_clipped_values_do_not_count() -> None:
     view = _view(limits=(0.0, 6.0))
     floats, integers = _samples(4, np.array([0.0, -0.5]))
     floats = [value - 10 for value in floats]

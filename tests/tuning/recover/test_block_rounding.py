@@ -79,7 +79,7 @@ def test_products_of_eight_bits_among_four(tmp_path: Path, recoverer: Recoverer)
     assert found == {"first_Q4": 4, "second_Q8": 8, "third_Q4": 4}
 
 
-def test_what_does_not_go_with_it(tmp_path: Path, recoverer: Recoverer) -> None:
+def test_refuses_recoveries_that_need_static_schemes(tmp_path: Path, recoverer: Recoverer) -> None:
     scheme = Scheme(mode="weight-only", weight_bits=4)
     with pytest.raises(UsageError, match="bias-correction needs a scheme that is static, not weight-only"):
         recoverer.build(scheme, ["bias-correction"], tmp_path / "q.onnx")

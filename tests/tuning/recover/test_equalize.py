@@ -164,7 +164,7 @@ def test_scaled_channels_gain(tmp_path: Path, scheme: Scheme) -> None:
     assert better.statistics.model_digest == better.prepared.digest
 
 
-def test_what_suits_is_left_alone(tmp_path: Path) -> None:
+def test_leaves_balanced_channels_unchanged(tmp_path: Path) -> None:
     model, samples = _chain(scales=np.ones(8)), few(4, SHAPE)
     job = job_of(model, tmp_path, samples)
     state = Recoverer(job, target(), tmp_path).state(SCHEME, ["cross-layer-equalization"], tmp_path / "q.onnx")

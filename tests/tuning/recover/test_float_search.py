@@ -54,7 +54,7 @@ def _search(
 
 
 @pytest.mark.parametrize("model", [outliers, roots])
-def test_what_was_judged_is_what_is_built(model: object, tmp_path: Path) -> None:
+def test_builds_the_form_that_was_judged(model: object, tmp_path: Path) -> None:
     assert callable(model)
     search = _search(model(), tmp_path)
     plain = search.measure((), math.inf)

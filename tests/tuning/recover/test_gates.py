@@ -66,14 +66,14 @@ def _gated(*more: tuple[str, list[str], str], outputs: tuple[str, ...] = ("z",),
     return net.model({"x": [1, 2, 3, 3]}, list(outputs))
 
 
-def test_what_else_reads_the_product_keeps_it_from_being_scaled() -> None:
+def test_products_with_other_readers_are_not_scaled() -> None:
     assert [bool(g.readers) for g in find_gates(_gated())] == [True]
     assert [bool(g.readers) for g in find_gates(_gated(outputs=("z", "y")))] == [False]
     assert [bool(g.readers) for g in find_gates(_gated(("Neg", ["y"], "n"), outputs=("z", "n")))] == [False]
 
 
 @pytest.mark.parametrize("tensor", ["c_out", "y_gate"])
-def test_what_else_reads_the_inside_makes_it_no_gate(tensor: str) -> None:
+def test_products_with_inner_readers_are_not_gates(tensor: str) -> None:
     assert find_gates(_gated(outputs=("z", tensor))) == ()
     assert find_gates(_gated(("Neg", [tensor], "n"), outputs=("z", "n"))) == ()
 

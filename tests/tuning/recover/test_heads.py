@@ -62,7 +62,7 @@ def test_a_join_inside_the_network_is_no_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("op_type", ["Softmax", "MaxPool"])
-def test_what_computes_ends_the_tail(op_type: str) -> None:
+def test_computing_operators_end_the_tail(op_type: str) -> None:
     net = Net()
     net.node("Concat", ["x", "w"], "joined", axis=1)
     net.node(op_type, ["joined"], "y", **({"kernel_shape": [1, 1]} if op_type == "MaxPool" else {}))

@@ -156,7 +156,7 @@ def test_columns_weigh_alike_and_sizes_may_change() -> None:
     assert whole.noise == pytest.approx(12 / 22)
 
 
-def test_what_is_no_number_is_left_out() -> None:
+def test_leaves_out_values_that_are_not_numbers() -> None:
     columns = ColumnNoise()
     a = np.array([1.0, np.inf, np.nan, 2.0])
     columns.update({"y": a, "s": np.array(["a"])}, {"y": a * [1.0, 1.0, 1.0, 1.5], "s": np.array(["b"])})
@@ -164,7 +164,7 @@ def test_what_is_no_number_is_left_out() -> None:
     assert ColumnNoise().noise == 0
 
 
-def test_what_is_not_finite_counts_as_worse_than_any_rounding() -> None:
+def test_nonfinite_results_are_worse_than_any_rounding() -> None:
     reference = {"y": np.array([[1.0, 2.0, np.inf]])}
     rounded, broken = ColumnNoise(), ColumnNoise()
     rounded.update(reference, {"y": np.array([[1.5, 2.0, np.inf]])})

@@ -77,7 +77,7 @@ def test_few_positions_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert moments.count == 40
 
 
-def test_what_is_stored_is_not_computed_again(tmp_path: Path) -> None:
+def test_stored_moments_are_not_computed_again(tmp_path: Path) -> None:
     model = _net().model({"x": ["N", 2, 9, 9]}, ["g"])
     prepared = prepared_of(model, tmp_path)
     layers = find_layers(model)

@@ -40,7 +40,7 @@ def test_a_build_with_recoveries_gets_the_samples(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gemmini", "nvidia-t4"])
 @pytest.mark.parametrize("recovery", ["bias-correction", "weight-rounding"])
-def test_what_has_no_effect_is_refused(workspace: Path, name: str, recovery: str) -> None:
+def test_refuses_recoveries_without_effect(workspace: Path, name: str, recovery: str) -> None:
     with pytest.raises(UsageError, match=rf"{recovery} has no effect on what .* for {name}.*cross-layer-equalization"):
         edgeq.quantize(
             workspace / "m.onnx",

@@ -47,7 +47,7 @@ def test_means_are_those_of_all_values(tmp_path: Path) -> None:
     assert largest == max(value.nbytes for t in tensors for name, value in t.items() if name.endswith("_out"))
 
 
-def test_what_is_kept_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_means_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, samples = _model(), list(few(4, SHAPE))
     prepared, store = prepared_of(model, tmp_path), tmp_path / "store"
     store.mkdir()

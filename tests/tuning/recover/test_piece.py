@@ -45,7 +45,7 @@ def test_weights_come_along_wherever_they_are(tmp_path: Path, external: bool) ->
     np.testing.assert_array_equal(_run(net, ["product"], {"x": X}, "h"), [[4, 6]])
 
 
-def test_what_bodies_read_comes_along() -> None:
+def test_pieces_include_tensors_that_bodies_read() -> None:
     feed = {"h": X, "c": np.array(True)}
     np.testing.assert_array_equal(_run(model(NET), ["choice", "last"], feed, "z"), [[11, 21]])
 

@@ -69,7 +69,7 @@ def test_integers_stand_for_the_weights_and_biases(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_what_is_set_is_what_runs(tmp_path: Path, name: str) -> None:
+def test_models_run_with_the_weights_that_were_set(tmp_path: Path, name: str) -> None:
     """A model runs with the weights that were set: with zeros, the last layer gives zeros."""
     file, model, path = _built(tmp_path, SCHEMES[name])
     (last,) = [f for f in file.integer_layers(find_layers(model)) if f.layer.name == "y_MatMul"]
@@ -109,7 +109,7 @@ def test_ranges_of_outputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
-def test_what_is_shared_is_reported(tmp_path: Path, form: str) -> None:
+def test_reports_shared_weights(tmp_path: Path, form: str) -> None:
     net = Net()
     net.conv("x", "first", 4, 4, 3)
     net.conv("first_out", "second", 4, 4, 3)

@@ -68,7 +68,7 @@ def test_the_order_of_names_decides_nothing(tmp_path: Path) -> None:
     assert one.artifact.model.read_bytes() == other.artifact.model.read_bytes()
 
 
-def test_what_finds_nothing_to_do_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recoveries_without_work_build_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recoverer = Recoverer(job_of(two_gates(uneven), tmp_path, few(4, SHAPE)), target(), tmp_path)
     names = ["split-more-gates", "weight-rounding", "bias-correction"]
     first = recoverer.build(SCHEME, names, tmp_path / "a.onnx")
@@ -95,7 +95,7 @@ def test_models_are_made_once_for_each_scheme_that_matters(tmp_path: Path) -> No
     assert untouched.scheme.exclude == ("last",)
 
 
-def test_what_cannot_be(tmp_path: Path) -> None:
+def test_refuses_unknown_and_unsuitable_recoveries(tmp_path: Path) -> None:
     job = job_of(two_gates(), tmp_path, few(2, SHAPE))
     recoverer = Recoverer(job, target(), tmp_path)
     with pytest.raises(UsageError, match="unknown recovery 'magic'"):

@@ -53,7 +53,7 @@ def _plan(now: float, then: float) -> GateSplit:
     return GateSplit(gate, now, then, np.ones(8), Range(0.0, 1.0))
 
 
-def test_what_is_worth_it() -> None:
+def test_splits_only_gates_that_gain_enough() -> None:
     plans = [_plan(10.0, 1.0), _plan(4.0, 3.9), _plan(3.0, 0.5), _plan(1.0, 2.0)]
     assert select_splits(plans, 0.1) == (plans[0], plans[2])
     assert select_splits(plans, 0.3) == (plans[0],), "2.5 is less than 0.3 of what is left"

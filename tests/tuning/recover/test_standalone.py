@@ -76,7 +76,7 @@ def test_layers_in_float_until_it_is_close_enough(workspace: Path) -> None:
     assert same.scheme.exclude == plain.scheme.exclude
 
 
-def test_what_cannot_be_reached_is_reported_with_what_can(workspace: Path) -> None:
+def test_reports_the_reachable_decibels(workspace: Path) -> None:
     with pytest.raises(CheckFailedError, match=r"bring the outputs to \d+\.\d dB, not to 300"):
         _quantized(workspace, builder=edgeq.recovering(min_sqnr_db=300.0))
 

@@ -62,7 +62,7 @@ def test_noise_of_a_rewritten_model_is_that_of_the_users_units() -> None:
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 @pytest.mark.parametrize("names", [(), ("split-gates",)])
-def test_what_is_kept_in_float_runs_in_float(tmp_path: Path, form: str, names: tuple[str, ...]) -> None:
+def test_layers_kept_in_float_run_in_float(tmp_path: Path, form: str, names: tuple[str, ...]) -> None:
     """Layers kept in float run in float in the graph that ONNX Runtime executes in the shipped session."""
     model, samples = two_gates(uneven), few(6, SHAPE)
     job = job_of(model, tmp_path, samples)
@@ -97,7 +97,7 @@ def _kinds(model: ir.Model, path: Path, settings: object, feed: dict) -> dict[st
     return found
 
 
-def test_what_is_excluded_already_is_not_ranked(tmp_path: Path) -> None:
+def test_excluded_layers_are_not_ranked(tmp_path: Path) -> None:
     model, samples = two_gates(uneven), few(2, SHAPE)
     job = job_of(model, tmp_path, samples)
     unit = ("first", "first_act_gate_Sigmoid", "first_act_Mul")
@@ -124,7 +124,7 @@ def test_in_another_engine_the_multiply_accumulates_limit_what_goes_to_float(tmp
     assert {layer.name for layer in ranking.layers} == {layer.name for layer in profiled.layers}
 
 
-def test_what_only_moves_values_is_in_float_between_layers_in_float(tmp_path: Path) -> None:
+def test_operators_that_move_values_stay_in_float_between_float_layers(tmp_path: Path) -> None:
     """An operator that only moves values stays in float between float layers.
 
     It causes no noise itself, but in int8 it would quantize the tensors between these layers.

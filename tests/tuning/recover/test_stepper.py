@@ -46,7 +46,7 @@ def test_changes_are_seen_behind_them_and_not_before() -> None:
     assert stepper.advance("w")[0] == [61.0]
 
 
-def test_only_what_is_needed_is_kept() -> None:
+def test_keeps_only_needed_tensors() -> None:
     stepper = Stepper(_chain().model({"x": [1]}, ["w"]), [{"x": np.array([1.0], np.float32)}])
     stepper.advance("z")
     with pytest.raises(KeyError):

@@ -41,7 +41,7 @@ def total(made: Costs, kept: set[str]) -> float:
 
 
 @given(costs(), st.sets(st.sampled_from(UNITS)), st.sampled_from(UNITS))
-def test_what_one_more_adds(made: Costs, kept: set[str], name: str) -> None:
+def test_the_price_of_one_more_layer_is_the_difference_of_totals(made: Costs, kept: set[str], name: str) -> None:
     wanted = total(made, kept | {name}) - total(made, kept - {name})
     assert made.extra_cost(name, kept - {name}) == pytest.approx(wanted, abs=1e-6)
     assert made.extra_cost(name, kept | {name}) == made.extra_cost(name, kept - {name})

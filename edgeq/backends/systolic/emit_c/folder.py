@@ -22,19 +22,9 @@ from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import DataError, ModelError, UsageError
 from edgeq.signature import Signature, TensorSpec
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import (
-    MARKER,
-    Judge,
-    Ownership,
-    as_listed,
-    check_apart,
-    check_free,
-    is_plain,
-    output_directory,
-    read_marker,
-    sha256,
-    write_marker,
-)
+from edgeq.util.marker import MARKER, as_listed, is_plain, read_marker, sha256, write_marker
+from edgeq.util.outputs import check_apart, check_free, output_directory
+from edgeq.util.ownership import Judge, Ownership
 
 _KIND = "emit-c"
 # Programs that the Makefile builds into the folder. They are not edgeq's files, but may be replaced with it.

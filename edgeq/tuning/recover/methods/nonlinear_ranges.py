@@ -14,7 +14,8 @@ from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.followers import Followers
 from edgeq.tuning.recover.nonlinear import find_range_before
 from edgeq.util.display import Progress
-from edgeq.util.records import json_object, parse
+from edgeq.util.record_files import json_object
+from edgeq.util.records import parse
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def test_another_result_is_noted(tmp_path: Path, node: str, noted: int) -> None:
     assert ["preparation changed the model's outputs" in note for note in new] == [True] * noted
 
 
-def test_what_cannot_be_compared_is_left_alone(tmp_path: Path) -> None:
+def test_keeps_preparations_that_cannot_be_compared(tmp_path: Path) -> None:
     made = prepared_as(tmp_path, "Neg (a)")
     made.prepared.source.write_bytes(b"no model")
     assert check_preparation(made.prepared, made.samples) is made.prepared
@@ -55,7 +55,7 @@ def test_a_dropout_that_the_preparation_removes_is_left_alone(tmp_path: Path) ->
     assert check_preparation(made.prepared, made.samples) is made.prepared
 
 
-def test_what_roundings_alone_decide_is_left_alone(tmp_path: Path) -> None:
+def test_ignores_differences_from_rounding_alone(tmp_path: Path) -> None:
     """Differences from rounding alone are ignored: the sine of huge values differs at each level of optimisation."""
     body = "g (float[1, 8, 8, 8] x) => (float[1, 8, 8, 8] y) <float[8, 8, 3, 3] w, float b = {{1e8}}> {{ {} }}"
     weights = np.random.default_rng(0).normal(size=(8, 8, 3, 3)).astype(np.float32) / 100

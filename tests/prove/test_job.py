@@ -59,7 +59,7 @@ def test_arrays_in_memory_are_samples_too(place: Path) -> None:
     assert job.statistics.samples == 1
 
 
-def test_what_8_bits_would_destroy_is_known_of_given_statistics_too(tmp_path: Path) -> None:
+def test_given_statistics_show_hazards_too(tmp_path: Path) -> None:
     body = """g (float[1, 6, 8] x, bool[1, 6, 8] keep) => (float[1, 4] y) {
         [h] h = MatMul(x, square) [m] m = Where(keep, h, far) [p] p = ReduceMax<axes = [1], keepdims = 0>(m)
         [y] y = MatMul(p, w)
@@ -166,7 +166,7 @@ def test_ranges_follow_the_scheme_without_another_pass(place: Path, method: str,
     assert (method == "minmax") == (spans == {n: r.high - r.low for n, r in widest.items()})
 
 
-def test_what_is_prepared_once_serves_every_target(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_preparation_serves_every_target(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = open_job(NET, CALIB, None, place / "work")
     monkeypatch.setattr(job_module, "collect", no_pass)
     monkeypatch.setattr("edgeq.prove.job.prepare_model", no_pass)
@@ -187,7 +187,7 @@ def test_the_calibration_samples_given_again_are_not_held_out(place: Path) -> No
 
 @pytest.mark.parametrize(("count", "proof"), [(63, 63), (64, 16), (101, 25)])
 @pytest.mark.usefixtures("place")
-def test_of_many_samples_some_are_left_out_of_the_calibration(count: int, proof: int, tmp_path: Path) -> None:
+def test_many_samples_are_split_between_calibration_and_proof(count: int, proof: int, tmp_path: Path) -> None:
     np.savez("many.npz", x=random(count, 8, 8, 8))
     job = open_job(NET, Data("many.npz"), None, tmp_path / "work")
     assert job.calibration is not None

@@ -107,7 +107,7 @@ def test_the_more_accurate_unless_it_is_slower(
     assert record["kinds"][0]["activations_db"] < record["kinds"][0]["weights_db"]
 
 
-def test_what_computes_in_float_counts_as_float(race: Race) -> None:
+def test_blocks_expanded_to_float_count_as_float(race: Race) -> None:
     race(0.5)
     coverage = quantized().proof.coverage
     assert (coverage.int8_macs, coverage.float_macs) == (0, 4 * 2 * K * K)
@@ -118,7 +118,7 @@ def test_what_computes_in_float_counts_as_float(race: Race) -> None:
 
 
 @pytest.mark.parametrize(("given", "level"), [((), 4), (("*",), 1)])
-def test_what_is_given_is_not_raced(
+def test_given_levels_are_not_raced(
     race: Race, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], level: int
 ) -> None:
     monkeypatch.delattr("edgeq.prove.block_race.race")

@@ -15,7 +15,8 @@ from edgeq.errors import OutputError
 from edgeq.tuning.journal import Journal
 from edgeq.tuning.run_folder import TUNING, claim_folder, clear
 from edgeq.util import outputs
-from edgeq.util.outputs import MARKER, Ownership, content, is_marker, read_marker, shown, write_marker
+from edgeq.util.marker import MARKER, is_marker, read_marker, write_marker
+from edgeq.util.ownership import Ownership, content, printable_path
 
 KINDS = {"bundle": BUNDLE, "statistics": STATISTICS, "tuning": TUNING, "c": C_FOLDER, "sysroot": SYSROOT}
 TWO = Ownership("pair", lambda folder: lambda name: name in ("a", "sub/b", "empty/"))
@@ -62,9 +63,7 @@ class Notes:
     ],
     ids=["notes", "web app", "names alone", "deep", "repository", "marker", "other kind", "diary", "theirs", "empty"],
 )
-def test_what_edgeq_did_not_write_is_refused_and_never_removed(
-    tmp_path: Path, kind: Ownership, held: dict[str, str]
-) -> None:
+def test_never_removes_files_of_others(tmp_path: Path, kind: Ownership, held: dict[str, str]) -> None:
     place = tmp_path / "place"
     for name, text in held.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +89,7 @@ def test_the_first_foreign_file_is_named_on_one_line(tmp_path: Path) -> None:
     with pytest.raises(OutputError) as caught:
         TWO.check(place)
     assert caught.value.problem == f"{place} contains 'sub/two\\nlines', which edgeq did not write"
-    assert shown(os.fsdecode(b"\xff")) == "'\\udcff'"
+    assert printable_path(os.fsdecode(b"\xff")) == "'\\udcff'"
 
 
 def test_links_are_foreign_and_not_followed(tmp_path: Path) -> None:
@@ -176,7 +175,7 @@ def test_a_tuning_folder_is_used_and_removed(tmp_path: Path, marked: bool) -> No
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "statistics/notes.txt", "old/journal.jsonl", ".hidden"])
-def test_what_came_into_a_tuning_folder_stays(tmp_path: Path, name: str) -> None:
+def test_keeps_files_of_others_in_a_tuning_folder(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "t.tuning"
     tuning(folder)
     (folder / name).parent.mkdir(exist_ok=True)
@@ -190,7 +189,7 @@ def test_what_came_into_a_tuning_folder_stays(tmp_path: Path, name: str) -> None
     assert said.said == [f"{folder} stays: it contains {name}, which edgeq did not write"]
 
 
-def test_what_a_kill_left_of_a_tuning_run_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaces_the_rest_of_a_killed_tuning_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "t.tuning"
     tuning(folder)
     monkeypatch.setattr(outputs, "_remove", lambda folder, parents: None)

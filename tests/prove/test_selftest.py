@@ -15,7 +15,9 @@ from tests import graphs
     ("native", "simulated", "allowed"),
     [(True, False, 0.1), (False, False, 0.5), (False, True, 1.0)],
 )
-def test_what_a_device_may_differ_by(native: bool, simulated: bool, allowed: float, tmp_path: Path) -> None:
+def test_tolerances_depend_on_the_kernels_of_the_reference(
+    native: bool, simulated: bool, allowed: float, tmp_path: Path
+) -> None:
     """A device's outputs may differ by 2.5 % of the largest value, or by more if they were not computed natively.
 
     With other kernels the tolerance is at least the error of quantization. For a simulation it is at least twice that.

@@ -19,7 +19,8 @@ from edgeq.hardware.target import resolve
 from edgeq.jobs.bundles import bundle_variants
 from edgeq.jobs.package import package
 from edgeq.prove.builds import Builds
-from edgeq.prove.target_checks import exists_for, in_engine
+from edgeq.prove.engine_choices import exists_for
+from edgeq.prove.target_checks import prove_in_engine
 from edgeq.prove.variants import ProvenVariant, with_fallback
 from edgeq.run.engines import EngineChoice, load_engines
 from tests import fake_engine
@@ -68,7 +69,7 @@ def test_an_unquantized_model_can_stand_beside_its_fallback(place: Path, monkeyp
     builds = Builds(job, place / "work", timed=False, emulate=False)
     built = builds.build(target, scheme)
     fallback = ProvenVariant(built, builds.prove(built, scheme, native=True), True, 1, scheme)
-    better = in_engine(builds, fallback, fake)
+    better = prove_in_engine(builds, fallback, fake)
     float_artifact = dataclasses.replace(better.built.artifact, model=job.prepared.path)
     better = dataclasses.replace(better, built=dataclasses.replace(built, artifact=float_artifact, ranges={}))
     variants = with_fallback("cpu-any", fallback, [better])

@@ -84,7 +84,7 @@ def test_a_malformed_description_is_one_line(change: tuple[str, str], line: str,
         ("raspberry-pi-4", False, None),
     ],
 )
-def test_what_an_engine_does_on_another_cpu(target: str, saturates: bool, level: str | None) -> None:
+def test_engines_are_limited_to_the_features_of_another_cpu(target: str, saturates: bool, level: str | None) -> None:
     engine, there = SHIPPED["openvino"], resolve(target)
     full = there.profile.scheme.replace(reduce_range=False)
     assert engine.has_saturating_kernels(full.pair, there.architecture, there.features) is saturates

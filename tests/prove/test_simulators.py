@@ -14,7 +14,7 @@ from edgeq.demo import CALIBRATION, MODEL, VALIDATION
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.hardware.detect import detect_machine
 from edgeq.jobs.package import package
-from edgeq.prove.target_checks import verify_request
+from edgeq.prove.verify_options import read_verify_request
 from edgeq.run.session import SessionSettings, open_session
 
 OPTIONS = dict.fromkeys(
@@ -61,7 +61,7 @@ def test_verify_on_the_array(packed: Path) -> None:
     from edgeq.emulate.check import verify_on
 
     asked = {**OPTIONS, "on": ("gemmini",), "data": str(VALIDATION), "count": 4}
-    (found,) = verify_on(verify_request(packed, None, asked), simulators=SIMULATORS).checks
+    (found,) = verify_on(read_verify_request(packed, None, asked), simulators=SIMULATORS).checks
     assert (found.status, found.where) == ("passed", "modelled"), found.reason
     assert found.samples == 4
 

@@ -71,13 +71,13 @@ def test_without_its_kernels_it_is_a_forecast_by_rules(place: Path, route: Any) 
     assert plain(quantized().proof)["coverage"]["int8_mac_share"] == 1
 
 
-def test_what_a_plugin_executes_on_a_board_is_not_known() -> None:
+def test_coverage_of_a_plugin_on_a_board_is_unknown() -> None:
     artifact = Artifact(Path("m.onnx"), Scheme(), "CPUExecutionProvider").in_engine(choose_engine("litert"))
     found = builds.target_coverage(None, Built(resolve(THERE), artifact), route=NO_GUEST)  # type: ignore[arg-type]
     assert (found.basis, found.summary()) == ("unknown", "not known: a board does not report what litert executes")
 
 
-def test_where_they_can_be_run_it_is_measured_on_them(place: Path, route: Any) -> None:
+def test_coverage_is_measured_on_kernels_that_run_here(place: Path, route: Any) -> None:
     opened = []
 
     def opener(model: Path, settings: Any) -> Any:
@@ -107,7 +107,7 @@ def test_an_emulation_that_takes_long_is_announced_or_left_out(place: Path, rout
 def test_a_package_does_not_wait_for_hours_either(place: Path, route: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = replace(emulated(), speed=EmulatedSpeed(int8=1e-9, float=1e-9))
     route(slow)
-    monkeypatch.setattr("edgeq.prove.target_checks.find_route", lambda *args, **kwargs: slow)
+    monkeypatch.setattr("edgeq.prove.kernel_check.find_route", lambda *args, **kwargs: slow)
     made = package("net.onnx", Data("calib.npz"), "slow", targets=THERE, timed=False)
     found = made.variants[THERE].emulated
     assert found is not None

@@ -19,18 +19,8 @@ from edgeq.data.arrays import read_tensor
 from edgeq.data.limits import read_text
 from edgeq.errors import DataError, EdgeqError, HardwareError
 from edgeq.measure.coco import load_annotations
-from edgeq.util.records import (
-    NOT_WRITTEN,
-    NullIsInfinite,
-    computed,
-    parse,
-    plain,
-    read_json,
-    rounded,
-    salvage,
-    toml_table,
-    written,
-)
+from edgeq.util.record_files import read_json, toml_table
+from edgeq.util.records import NOT_WRITTEN, NullIsInfinite, computed, parse, plain, round_floats, salvage, write_as
 
 
 @dataclass(frozen=True)
@@ -80,12 +70,12 @@ def test_a_number_that_no_float_holds_is_refused_with_its_place(value: int) -> N
     assert salvage({"db": 1, "low": value}, Ratio) == Ratio(NullIsInfinite(1.0))
 
 
-def test_what_a_field_says_of_its_record() -> None:
+def test_metadata_of_fields_shape_the_record() -> None:
     @dataclass(frozen=True)
     class Outer:
         part: Part
         hidden: object = field(default=None, metadata=NOT_WRITTEN)
-        seconds: float = field(default=1.23456, metadata=written(digits=2))
+        seconds: float = field(default=1.23456, metadata=write_as(digits=2))
 
     assert plain(Outer(Part(1.0), object())) == {"part": {"low": 1.0, "high": None, "width": None}, "seconds": 1.23}
 
@@ -98,7 +88,7 @@ def test_values_that_json_does_not_have() -> None:
 
 
 def test_rounding_keeps_significant_digits() -> None:
-    assert rounded({"a": [123456.7, 0.000123456, math.inf, 7, "x", None]}, 3) == {
+    assert round_floats({"a": [123456.7, 0.000123456, math.inf, 7, "x", None]}, 3) == {
         "a": [123000.0, 0.000123, None, 7, "x", None]
     }
 

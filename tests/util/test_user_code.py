@@ -42,7 +42,7 @@ def raised(file: Path, name: str) -> Exception:
     return info.value
 
 
-def test_what_failed_and_where(file: Path) -> None:
+def test_names_the_failure_and_its_line(file: Path) -> None:
     assert describe_error(raised(file, "fails")) == ("mine.py:9: ValueError: first second", "Correct mine.py")
     text, fix = describe_error(raised(file, "lacks"))
     assert text == "mine.py:12: ModuleNotFoundError: No module named 'nothing_of_that_name'"

@@ -119,7 +119,7 @@ def test_a_forged_leftover_is_refused_and_nothing_moves(home: Path, forge: Calla
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files to others")
 @pytest.mark.parametrize("part", [".", "old", "placing.json"])
-def test_what_another_user_left_is_refused(home: Path, part: str) -> None:
+def test_refuses_leftovers_of_another_user(home: Path, part: str) -> None:
     stage = stage_in(home)
     (stage / "placing.json").write_text(json.dumps({"out": None}))
     os.chown(stage / part, 12345, -1)
@@ -279,7 +279,7 @@ def test_the_next_run_removes_what_a_killed_run_left(tmp_path: Path, write: Any)
 
 
 @FORKS
-def test_what_a_running_process_uses_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeps_folders_of_running_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def other() -> None:

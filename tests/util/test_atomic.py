@@ -82,9 +82,7 @@ def test_an_existing_output_needs_force(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"model.onnx": "new"}
 
 
-def test_that_something_else_is_there_is_not_reported_for_the_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_about_other_files_do_not_name_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An existing file of weights is not reported as an existing output: onnx raises this error without a file name."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileExistsError, match=r"exists in w\.data"), output_file(Path("m.onnx")):
@@ -176,7 +174,7 @@ def test_the_old_directory_comes_back_when_the_rename_fails(tmp_path: Path, monk
         (errno.EROFS, "cannot be written"),
     ],
 )
-def test_what_the_disk_refuses_is_an_output_error(tmp_path: Path, number: int, words: str) -> None:
+def test_errors_of_the_disk_are_output_errors(tmp_path: Path, number: int, words: str) -> None:
     with pytest.raises(OutputError, match=words) as caught, output_file(tmp_path / "model.onnx"):
         raise OSError(number, os.strerror(number))
     assert str(tmp_path / "model.onnx") in caught.value.problem
@@ -361,7 +359,7 @@ def test_a_directory_is_replaced_only_where_the_check_lets_it(tmp_path: Path) ->
 
 @pytest.mark.parametrize("after", [False, True], ids=["while it is written", "at the move"])
 @pytest.mark.usefixtures("system")
-def test_what_comes_into_the_directory_meanwhile_is_kept(
+def test_keeps_files_that_appear_in_the_directory_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     target = tmp_path / "out"
@@ -394,7 +392,7 @@ def test_what_comes_into_the_directory_meanwhile_is_kept(
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_appears_meanwhile_is_not_replaced_without_force(tmp_path: Path) -> None:
+def test_outputs_that_appear_meanwhile_are_kept_without_force(tmp_path: Path) -> None:
     def write_file() -> None:
         with output_file(tmp_path / "model.onnx") as draft:
             draft.write_text("new")
@@ -423,7 +421,7 @@ def test_a_link_that_leads_nowhere_exists(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
 @pytest.mark.parametrize("linked", [False, True])
-def test_what_is_no_file_is_not_replaced(tmp_path: Path, linked: bool) -> None:
+def test_refuses_to_replace_pipes(tmp_path: Path, linked: bool) -> None:
     pipe, output = tmp_path / "pipe", tmp_path / ("link" if linked else "pipe")
     os.mkfifo(pipe)
     if linked:
@@ -592,7 +590,7 @@ def test_mount_points_and_layers(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from edgeq.errors import OutputError
-from tests.test_atomic import contents, output_file, write_directory
+from tests.util.test_atomic import contents, output_file, write_directory
 place = Path(sys.argv[1])
 for folder in (place / "tmpfs", place / "bound"):
     write_directory(folder, "new")
@@ -621,7 +619,7 @@ print("done")
 
 
 @FORKS
-def test_what_was_put_in_the_way_of_a_recovery_is_kept(tmp_path: Path) -> None:
+def test_recovery_keeps_files_in_its_way(tmp_path: Path) -> None:
     target = tmp_path / "out"
     for number in range(1, 100):
         write_pair(target, "old", force=True)
@@ -645,7 +643,7 @@ def test_what_was_put_in_the_way_of_a_recovery_is_kept(tmp_path: Path) -> None:
 @FORKS
 @pytest.mark.usefixtures("system")
 @pytest.mark.parametrize("write", WRITERS)
-def test_of_several_writers_of_one_output_one_succeeds(write: Any, tmp_path: Path) -> None:
+def test_one_of_several_writers_succeeds(write: Any, tmp_path: Path) -> None:
     target = tmp_path / "out"
     start, go = os.pipe()
     children = []
@@ -671,7 +669,7 @@ def test_of_several_writers_of_one_output_one_succeeds(write: Any, tmp_path: Pat
 
 @pytest.mark.usefixtures("system")
 @pytest.mark.parametrize("write", WRITERS)
-def test_what_comes_after_the_last_check_is_not_replaced(
+def test_keeps_files_that_appear_after_the_last_check(
     write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that another program writes after the last check is kept: that program may ignore the lock."""
