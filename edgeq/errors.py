@@ -26,17 +26,20 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from edgeq.arguments import as_arguments
 
 
 def one_line(text: object, *, most: int | None = None) -> str:
-    """Return the text of another program or library, such as an exception, as one line for a message.
+    """Return the text of another program or library, such as an exception, as one line for a message. An error
+    of edgeq keeps its marks.
 
     Text longer than `most` characters ends at the end of a word, with "…". A long word is cut only if less than half of
     the text were left without it.
     """
-    line = " ".join(str(text).split())
+    line = " ".join((text.text if isinstance(text, EdgeqError) else str(text)).split())
     if most is None or len(line) <= most:
         return line
     words = line[:most].rpartition(" ")[0]  # leaves room for "…"
@@ -45,7 +48,8 @@ def one_line(text: object, *, most: int | None = None) -> str:
 
 
 class EdgeqError(Exception):
-    """Serve as the base class of all exceptions that edgeq raises on purpose.
+    """Serve as the base class of all exceptions that edgeq raises on purpose. `str(error)` names arguments as Python
+    does.
 
     Args:
         problem: what is wrong and where, in one sentence. A full stop at the end is dropped.
@@ -59,11 +63,13 @@ class EdgeqError(Exception):
         self.fix = fix
         super().__init__(f"{self.problem}. {fix}" if fix else self.problem)
 
-    def reword(self, words: Callable[[str], str]) -> None:
-        """Apply `words` to the message. For example, `words` can turn command-line options into arguments of Python
-        functions.
-        """
-        EdgeqError.__init__(self, words(self.problem), words(self.fix))
+    @property
+    def text(self) -> str:
+        """Return the message with the marks of `edgeq.arguments`, to show it as options or to put it into a text."""
+        return f"{self.problem}. {self.fix}" if self.fix else self.problem
+
+    def __str__(self) -> str:
+        return as_arguments(self.text)
 
     def _render_traceback_(self) -> list[str]:
         """Return only the message, which IPython and notebooks show instead of a traceback."""

@@ -19,6 +19,7 @@ import click
 from edgeq_device.system.budget import Budget, renew
 from edgeq_device.system.relay import json_text, printable, unfiltered, without_passwords
 
+from edgeq.arguments import as_options
 from edgeq.cli._recipe import typed_names, written
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.util.display import Progress
@@ -107,7 +108,7 @@ class Printer:
         """Return a display on stderr: bars on a terminal, otherwise only notes. With --quiet it shows nothing."""
         from edgeq.util.progress import StderrProgress
 
-        return StderrProgress(self._renew, quiet=self.quiet)
+        return StderrProgress(as_options, self._renew, quiet=self.quiet)
 
     def _renew(self) -> None:
         endings.step()
@@ -139,8 +140,10 @@ def styled(text: str, style: str) -> Text:
 
 
 def _shown(text: str) -> str:
-    """Make `text` printable, and replace the narrow space between a number and its unit by a plain space."""
-    return printable(text).replace("\u202f", " ")
+    """Make `text` printable: its arguments become options, and the narrow space between a number and its unit a plain
+    space.
+    """
+    return printable(as_options(text)).replace("\u202f", " ")
 
 
 _PRINTED = "edgeq.printed"
@@ -281,7 +284,8 @@ def _run(
 
 def _show_error(kind: str, problem: str, fix: str, code: int) -> None:
     """Print an error as JSON on stdout. The caller still prints its line on stderr."""
-    words = {"type": kind, "problem": without_passwords(problem), "fix": without_passwords(fix), "exit_code": code}
+    problem, fix = (without_passwords(as_options(text)) for text in (problem, fix))
+    words = {"type": kind, "problem": problem, "fix": fix, "exit_code": code}
     click.echo(json_text({"error": words}))
 
 

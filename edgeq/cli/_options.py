@@ -12,6 +12,7 @@ import click
 from edgeq_device.bundle.options import MOST_THREADS
 from edgeq_device.errors import DeviceError
 
+from edgeq.arguments import as_options
 from edgeq.errors import UsageError
 from edgeq.util.outputs import next_to
 from edgeq.util.registry import DECODERS, METHODS, RECOVERIES, TASKS
@@ -128,7 +129,7 @@ def _checked_workers(context: click.Context, parameter: click.Parameter, given: 
         try:
             check_workers(given)
         except UsageError as error:
-            raise click.BadParameter(str(error), context, parameter) from error
+            raise click.BadParameter(as_options(error.text), context, parameter) from error
     return given
 
 

@@ -247,7 +247,7 @@ def _options(method: Any) -> list[dict[str, Any]]:
 
 
 def _extension_lines(plain: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    from edgeq.measure.task import option_of
+    from edgeq.measure.task import argument_of
 
     for kind, rows in plain.items():
         yield f"{kind.replace('_', ' ')}:"
@@ -255,6 +255,6 @@ def _extension_lines(plain: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
             origin = "" if row["from"] == "edgeq" else f" ({row['from']})"
             yield f"  {row['name']:<26}{row['title']}{origin}"
             if takes := row.get("takes"):
-                yield f"  {'':<26}takes {', '.join(map(option_of, takes))}"
+                yield f"  {'':<26}takes {', '.join('--' + argument_of(option).replace('_', '-') for option in takes)}"
             for option in row.get("options", ()):
                 yield f"  {'':<26}{option['name']}={option['default']:g}: {option['help']}"

@@ -176,8 +176,8 @@ def run_command(
         lines = [shlex.join(["edgeq", *step.arguments]) for step in steps]
         allowed = [f"{need.what}, as {need.option} allows" for need in needed if need.given]
         printer.lines(
-            {"recipe": recipe, "commands": lines, "lacking": [str(error) for error in lacking], "allowed": allowed},
-            [*lines, *(f"refused: {error}" for error in lacking), *(f"allowed: {text}" for text in allowed)],
+            {"recipe": recipe, "commands": lines, "lacking": [error.text for error in lacking], "allowed": allowed},
+            [*lines, *(f"refused: {error.text}" for error in lacking), *(f"allowed: {text}" for text in allowed)],
         )
         return
     if lacking:

@@ -15,6 +15,7 @@ import click
 from edgeq_device.system.budget import renew
 from edgeq_device.system.relay import printable
 
+from edgeq.arguments import as_options
 from edgeq.data.open_source import find_files, find_sidecar
 from edgeq.errors import UsageError
 from edgeq.util.display import Advance
@@ -36,13 +37,13 @@ class PrintedProgress:
 
     def note(self, text: str) -> None:
         """Print a note as a line on stderr."""
-        click.echo(printable(text), err=True)
+        click.echo(printable(as_options(text)), err=True)
 
 
 def say(*lines: str) -> None:
     """Print texts of one or more lines. Escape the control characters in them, because names may be untrusted."""
     for line in lines:
-        click.echo("\n".join(map(printable, line.split("\n"))))
+        click.echo("\n".join(map(printable, as_options(line).split("\n"))))
 
 
 def says(run: Callable[..., Iterable[str]]) -> Callable[..., None]:

@@ -273,7 +273,7 @@ def route_to(
             start = partial(_emulated, emulator, target, cpu, how)
             return ExecutionRoute(EMULATED, how, speed=emulator.speed, start=start)
         except (HardwareError, RuntimeUnavailableError) as error:
-            reasons.append(str(error))
+            reasons.append(error.text)
     if not reasons:
         reasons.append(f"edgeq knows no way to run the kernels of {target.name} on another machine")
     return ExecutionRoute(NOT_RUN, "", "; ".join(reasons))

@@ -55,7 +55,7 @@ from edgeq.tuning.goal import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import next_to
-from edgeq.util.records import computed, plain
+from edgeq.util.records import computed, marked
 
 
 def target_variants(
@@ -152,7 +152,7 @@ class Packaged(Page):
 
     def __page__(self) -> dict[str, Any]:
         variants = {
-            name: {**plain(variant), "title": variant.built.target.title} for name, variant in self.variants.items()
+            name: {**marked(variant), "title": variant.built.target.title} for name, variant in self.variants.items()
         }
         return {"name": self.bundle.name, "variants": variants, "notes": list(self.notes)}
 

@@ -34,7 +34,7 @@ from edgeq.tuning.goal import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
 from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import next_to, output_file
-from edgeq.util.records import plain
+from edgeq.util.records import marked
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Quantized(Page):
         }
 
     def __page__(self) -> dict[str, Any]:
-        variant = {**plain(self), "title": self.target.title, "bytes": self.bytes_int8}
+        variant = {**marked(self), "title": self.target.title, "bytes": self.bytes_int8}
         notes = {"model": {"bytes": self.bytes_float}, "notes": list(self.notes)}
         return {"name": self.output.name, "variants": {self.target.name: variant}, **notes}
 
@@ -97,7 +97,7 @@ class Quantized(Page):
             "block_compute": self.block_compute,
             "seconds": self.seconds,
             **({ESTIMATE: self.estimate} if self.estimate is not None else {}),
-            **plain(self.proof),
+            **marked(self.proof),
         }
 
 

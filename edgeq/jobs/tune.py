@@ -69,7 +69,7 @@ from edgeq.tuning.verdict import met, verdict
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop
 from edgeq.util.outputs import next_to, shown
-from edgeq.util.records import plain
+from edgeq.util.records import marked
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ class Tuned(Page):
         }
 
     def __page__(self) -> dict[str, Any]:
-        variants = {self.target.name: {**plain(self.proof), "title": self.target.title}}
+        variants = {self.target.name: {**marked(self.proof), "title": self.target.title}}
         return {"name": self.bundle.name, "tuning": self.record, "variants": variants}
 
     def __record__(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.util.display import SILENT, Page, Progress
-from edgeq.util.records import plain
+from edgeq.util.records import marked
 
 SAMPLES = 32
 """Default number of samples. Sums over all elements of a tensor become stable after a few samples."""
@@ -231,7 +231,7 @@ class Diagnosis(Page):
 
     def __page__(self) -> dict[str, Any]:
         shown = {"samples": self.comparison.samples, "warnings": list(self.warnings)}
-        variant = {"agreement": plain(self.optimised), "layers": plain(self), **shown}
+        variant = {"agreement": marked(self.optimised), "layers": marked(self), **shown}
         return {"name": self.quantized.name, "variants": {"int8": variant}, "notes": list(self.notes)}
 
     def __record__(self) -> dict[str, Any]:

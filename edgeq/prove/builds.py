@@ -29,7 +29,7 @@ from edgeq.backends.base import Alternative, Artifact, backend_for, backend_name
 from edgeq.data.samples import spread_over
 from edgeq.emulate.check import COMPILED, route_for
 from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
-from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError
+from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError, one_line
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.accuracy import evaluate_sessions
@@ -206,7 +206,7 @@ def _measure(
         except BoardError:  # the board failed, not the model
             raise
         except EdgeqError as error:
-            return str(error)
+            return error.text
         try:
             model = built.artifact.model
             return measure_coverage(model, settings, feed, source, explain, basis=basis, how=route.how, opener=opener)
@@ -214,7 +214,7 @@ def _measure(
             raise
         except (RuntimeUnavailableError, ValueError) as error:
             raise CheckFailedError(
-                f"the model fails on {built.target.name} ({route.how}): {error}",
+                f"the model fails on {built.target.name} ({route.how}): {one_line(error)}",
                 "Do not deploy it there; choose another scheme",
             ) from error
 

@@ -260,5 +260,4 @@ def refuse_without_target(options: Mapping[str, Any]) -> None:
     """
     given = next((name for name, value in options.items() if value not in (None, ())), None)
     if given is not None:
-        option = f"--{given.replace('_', '-')}"
-        raise UsageError(f"{option} is for checks on another target's kernels", "Name the target with --on")
+        raise UsageError(f"⟨{given}⟩ is for checks on another target's kernels", "Name the target with --on")

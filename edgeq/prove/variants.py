@@ -34,7 +34,7 @@ from edgeq.reporting.page import DIGITS
 from edgeq.run.session import Engines, open_session
 from edgeq.scheme import Scheme
 from edgeq.util.display import Displayed
-from edgeq.util.records import plain, rounded
+from edgeq.util.records import marked, plain, rounded
 
 Array = NDArray[Any]
 
@@ -219,7 +219,7 @@ class ProvenVariant(Displayed):
             "saturation": self.decision,
             "emulated": self.emulated,
             **_estimate(self.built.artifact),
-            **plain(self.proof),
+            **marked(self.proof),
         }
 
 

@@ -37,7 +37,7 @@ from edgeq.reporting.gate import Gated, GateLimits, gate
 from edgeq.reporting.timing import BenchReport, FleetRecord, FleetRow, summarised
 from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Advance, Progress
-from edgeq.util.records import Amount, parse, plain
+from edgeq.util.records import Amount, marked, parse, plain
 
 _AMOUNTS = ("_ms", "_s", "_bytes", "count", "queries")
 _LARGEST = 1e15
@@ -144,7 +144,7 @@ class BoardEvaluated:
     board: Mapping[str, Any]
 
     def __record__(self) -> dict[str, Any]:
-        return {**plain(self.result), "board": self.board}
+        return {**marked(self.result), "board": self.board}
 
 
 def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILENT) -> BoardEvaluated:
@@ -185,7 +185,7 @@ def _row(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> 
             found = run(place=BoardBench(session, progress), progress=progress)
     except EdgeqError as error:
         on_status(board.name, f"failed: {error.problem}")
-        return FleetRow(board.name, board.kind, reason=str(error)), ""
+        return FleetRow(board.name, board.kind, reason=error.text), ""
     on_status(board.name, "done")
     name, scenario = next(iter(parse(plain(found), BenchReport, board.name, BoardError).scenarios.items()))
     latency = {model: entry.latency for model, entry in scenario.models.items()}

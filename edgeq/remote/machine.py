@@ -448,7 +448,7 @@ def doctor_board(board: Board, *, progress: Progress = SILENT) -> EngineDiagnosi
                 checks.append(DoctorCheck(f"engine {state.name}", status, detail))
             checks.append(_runs(session, progress))
     except BoardError as error:
-        checks.append(DoctorCheck("kernels" if checks else "SSH", "failed", str(error)))
+        checks.append(DoctorCheck("kernels" if checks else "SSH", "failed", error.text))
     return EngineDiagnosis(tuple(checks))
 
 
@@ -471,7 +471,7 @@ def _runs(session: BoardSession, progress: Progress) -> DoctorCheck:
         with BoardModels(session, progress) as models:
             there = models.open(demo.MODEL, SessionSettings()).run(None, feed)[0]
     except RuntimeUnavailableError as error:
-        return DoctorCheck("kernels", "failed", str(error))
+        return DoctorCheck("kernels", "failed", error.text)
     if there.shape != here.shape:
         return DoctorCheck(
             "kernels", "failed", f"the demo model's output has the shape {there.shape}, not {here.shape}"

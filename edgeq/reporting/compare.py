@@ -44,7 +44,7 @@ from edgeq.util.numbers import (
     size,
     times,
 )
-from edgeq.util.records import plain
+from edgeq.util.records import marked, plain
 
 Row = tuple[str, str, str, str]
 A, B = "A", "B"
@@ -212,7 +212,7 @@ class Comparison(Page):
         timed = self.measurement.notes if self.measurement is not None else ()  # shown next to the latencies
         return {
             "name": f"{self.a.path.name} and {self.b.path.name}",
-            "bench": plain(self.measurement) if self.measurement is not None else None,
+            "bench": marked(self.measurement) if self.measurement is not None else None,
             "tables": [(" ".join(self.verdict()), ("", "A", "B", "B against A"), self.rows())],
             "notes": [*self.signature_differences, *(note for note in self.notes if note not in timed)],
         }
@@ -583,7 +583,7 @@ def _side(
             # nodes and shapes.
             coverage = plain(measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op: ""))
     except EdgeqError as error:
-        notes.append(f"{key}: {error}")
+        notes.append(f"{key}: {error.text}")
     accuracy = evaluation.accuracy.get(key) if evaluation is not None else None
     quantized = is_quantized(loaded.graph)
     return Side(loaded.path, loaded.variant, size, digest, loaded.signature, coverage, accuracy, quantized)

@@ -133,7 +133,7 @@ def layer_record(
         outputs = compare_sessions(open_session(reference.path), open_session(quantized, written), few)
         found, error_sources = pair.attribute_error(found, outputs, few, most=_ERROR_SOURCES)
     except EdgeqError as error:
-        return {"error": str(error)}
+        return {"error": error.text}
     return {
         "samples": found.samples,
         "activations": [plain(parse(plain(a), Activation, "the comparison of layers")) for a in found.activations],

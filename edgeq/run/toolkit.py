@@ -158,7 +158,7 @@ def state_of(toolkit: Toolkit) -> str:
     try:
         return f"{toolkit.needs}: {find_python(toolkit)}"
     except RuntimeUnavailableError as error:
-        return str(error)
+        return error.text
 
 
 def _version(python: Path, toolkit: Toolkit) -> str:

@@ -22,7 +22,7 @@ from edgeq.tuning.float_layers import LayerRanking
 from edgeq.tuning.goal import DOUBTFUL, EQUAL, MET, MISSED, THOROUGH, BudgetClock, Goal, Pace
 from edgeq.tuning.space import Candidate
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.records import plain, written
+from edgeq.util.records import marked, written
 
 FLOAT = "float32"
 Runner = tuple[Candidate | None, int]
@@ -205,7 +205,7 @@ class Trial:
     def __record__(self) -> dict[str, Any]:
         engine = self.candidate.engine
         return {
-            **plain(self.candidate),
+            **marked(self.candidate),
             "engine": engine.engine.name if engine else DEFAULT,
             "precision": engine.precision if engine else FLOAT_PRECISION,
             "stage": self.stage,

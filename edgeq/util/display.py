@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import PurePath
 from time import perf_counter
 from typing import Any, Protocol
 
+from edgeq.arguments import as_arguments, as_options
 from edgeq.util.registry import RENDERERS, Registry
 
 _LINE, _TEXT, _SENTENCE, _FEW = 390, 40, 160, 3
@@ -54,45 +54,23 @@ class Page(Displayed):
 
 
 _SENTENCES = frozenset({"notes", "warnings", "verdict", "needed", "doubts"})
-_ARGUMENTS = {
-    "as-is": "effort=None",
-    "calibration": "statistics",
-    "force": "force=True",
-    "no-emulate": "emulate=False",
-    "no-memory": "memory=False",
-    "no-timing": "timed=False",
-    "resume": "resume=True",
-    "strict": "strict=True",
-    "thorough": "thorough=True",
-    "update": "update=True",
-    "with-float": "with_float=True",
-}
-"""Options whose Python argument is not just the option's name with underscores."""
-_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
-
-
-def in_python(text: str) -> str:
-    """Return a message in which arguments of Python functions replace command-line options. Commands in backticks stay
-    unchanged.
-    """
-
-    def argument(option: re.Match[str]) -> str:
-        name = option[1]
-        return f"`{_ARGUMENTS.get(name, name.replace('-', '_'))}`"
-
-    parts = text.split("`")
-    return "`".join(part if i % 2 else _OPTION.sub(argument, part) for i, part in enumerate(parts))
 
 
 def _in_python_words(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a page's record after applying `in_python` to its sentences."""
-    found = dict(record)
+    """Return a page's record with Python's arguments in its sentences. Its commands and names stay those of a shell."""
+    page: dict[str, Any] = {}
     for key, value in record.items():
+        words = as_arguments if key in _SENTENCES else as_options
         if isinstance(value, Mapping):
-            found[key] = _in_python_words(value)
-        elif key in _SENTENCES and isinstance(value, list | tuple):
-            found[key] = [in_python(text) if isinstance(text, str) else text for text in value]
-    return found
+            page[key] = _in_python_words(value)
+        elif isinstance(value, list | tuple):
+            page[key] = [
+                _in_python_words(item) if isinstance(item, Mapping) else words(item) if isinstance(item, str) else item
+                for item in value
+            ]
+        else:
+            page[key] = words(value) if isinstance(value, str) else value
+    return page
 
 
 def _empty(value: Any) -> bool:
@@ -107,7 +85,7 @@ def _brief(value: Any) -> str:
     if isinstance(value, str | PurePath):
         # Numbers and their units have a narrow space between them. repr would show the escape code of that space.
         text = str(value).replace("\u202f", " ")
-        return repr(_cut(in_python(text), _SENTENCE if ". " in text or text.endswith(".") else _TEXT))
+        return repr(_cut(as_arguments(text), _SENTENCE if ". " in text or text.endswith(".") else _TEXT))
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype}{list(value.shape)}"
     if dataclasses.is_dataclass(value):

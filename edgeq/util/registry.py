@@ -33,6 +33,7 @@ import platformdirs
 from edgeq_device.errors import DeviceError
 
 from edgeq import errors
+from edgeq.arguments import with_marks
 from edgeq.errors import DataError, EdgeqError, HardwareError, UsageError, suggest
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -85,12 +86,12 @@ def defer_imports() -> None:
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Raise errors of edgeq_device as the edgeq errors of the same name."""
+    """Raise errors of edgeq_device as the edgeq errors of the same name, with marks for the options that they name."""
     try:
         yield
     except DeviceError as error:
         kind: type[EdgeqError] = getattr(errors, type(error).__name__, EdgeqError)
-        raise kind(error.problem, error.fix) from error
+        raise kind(with_marks(error.problem), with_marks(error.fix)) from error
 
 
 T = TypeVar("T")

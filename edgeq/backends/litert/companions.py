@@ -54,7 +54,7 @@ def with_sources(
             artifact.model.stem, network, file, engine, samples, folder / micro.FOLDER, count=count, twin=twin
         )
     except (RuntimeUnavailableError, EngineError) as error:
-        notes = (*notes, f"no sources for TFLite Micro: {error}")
+        notes = (*notes, f"no sources for TFLite Micro: {error.text}")
     return replace(artifact, files={**artifact.files, **files}, notes=notes)
 
 
@@ -74,6 +74,6 @@ def with_estimate(artifact: Artifact, engine: Engine, device: Mapping[str, Any],
         file = EngineFiles(folder).file(artifact.model, engine)
         estimate = ethosu.compile_for(file, options, folder / _COMPILED.name, device.get("memories", {}))
     except (RuntimeUnavailableError, EngineError) as error:
-        return replace(artifact, notes=(*artifact.notes, f"not compiled for the NPU: {error}"))
+        return replace(artifact, notes=(*artifact.notes, f"not compiled for the NPU: {error.text}"))
     details = {**artifact.details, ESTIMATE: estimate}
     return replace(artifact, details=details, notes=(*artifact.notes, *estimate.notes()))

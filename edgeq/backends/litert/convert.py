@@ -40,7 +40,7 @@ def refusals(model: ir.Model, source: Path, engine: str) -> dict[str, str]:
     try:
         refused, operators = Lowering(prepare_graph(model, source), HANDLERS).refusals()
     except ModelError as error:
-        return {"": str(error).removeprefix(f"{source}: ")}
+        return {"": error.text.removeprefix(f"{source}: ")}
     for operator in operators:
         if engine in dialect()[operator.kind].lacking:
             refused.setdefault(operator.node, f"becomes {operator.kind}, for which {engine} has no kernel")
