@@ -24,7 +24,7 @@ EDGEQ = Path(__file__).resolve().parent.parent / "edgeq"
         ("Pass ⟨force=True⟩ to replace it", "Pass --force to replace it", "Pass `force=True` to replace it"),
         ("⟨timed=False⟩ was given", "--no-timing was given", "`timed=False` was given"),
         ("Add ⟨per_channel=False⟩", "Add --no-per-channel", "Add `per_channel=False`"),
-        ("Give ⟨statistics⟩ (⟨fix⟩)", "Give --calibration (--fix)", "Give `statistics` (`fix`)"),
+        ("Give ⟨statistics⟩ (⟨fix⟩)", "Give --statistics (--fix)", "Give `statistics` (`fix`)"),
         ("type `edgeq debug ⟨data⟩ D` or `⟨fix⟩`", "type `edgeq debug --data D` or `--fix`", None),
         ("⟨max_drop⟩ and a--b", "--max-drop and a--b", "`max_drop` and a--b"),
     ],

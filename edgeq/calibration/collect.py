@@ -398,7 +398,41 @@ MOST_AT_ONCE = 4
 time."""
 
 
-Checkpoint = Callable[[Statistics], None]
+@dataclass(frozen=True)
+class PassLimits:
+    """Limit the resources of a pass.
+
+    Attributes:
+        memory: limit in bytes for observed activations; None for no limit. If a model needs more, edgeq makes several
+            passes. Each pass runs all samples and records some of the tensors.
+        threads: number of threads, shared by all samples that run at a time; 0 for one thread per core.
+        every_element: whether to count all elements of large tensors; see `edgeq.calibration.observer.PLENTY`.
+    """
+
+    memory: int | None = None
+    threads: int = 0
+    every_element: bool = False
+
+
+NO_LIMITS = PassLimits()
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Continue an earlier pass, and save the statistics of this one from time to time.
+
+    Attributes:
+        start: unfinished statistics to continue, from the same model, data and tensors.
+        save: function that is called with the statistics so far, at intervals and on an interrupt (Ctrl-C).
+        seconds: the interval between two calls.
+    """
+
+    start: Statistics | None = None
+    save: Callable[[Statistics], None] = lambda statistics: None
+    seconds: float = 30.0
+
+
+NO_CHECKPOINTS = Checkpoints()
 
 
 def collect(
@@ -407,15 +441,11 @@ def collect(
     tensors: Sequence[str] | None = None,
     *,
     model_digest: str = "",
-    memory: int | None = None,
+    limits: PassLimits = NO_LIMITS,
     progress: Progress = SILENT,
     channels: Mapping[str, int] | None = None,
-    threads: int = 0,
     workers: Workers | None = None,
-    every_element: bool = False,
-    start: Statistics | None = None,
-    checkpoint: Checkpoint | None = None,
-    checkpoint_seconds: float = 30.0,
+    checkpoints: Checkpoints = NO_CHECKPOINTS,
     timed: Callable[[float, float], None] = lambda running, counting: None,
     outputs: FloatOutputs | None = None,
 ) -> Statistics:
@@ -431,23 +461,18 @@ def collect(
         tensors: names of the tensors to record; None means `quantizable_tensors`.
         model_digest: digest of the model's file, which is stored to identify the statistics later; "" if they are not
             saved.
-        memory: limit in bytes for observed activations; None for no limit. If a model needs more, edgeq makes several
-            passes. Each pass runs all samples and records some of the tensors.
+        limits: limits on memory and threads.
         channels: channel axis by tensor name, for tensors that also need extrema per channel.
-        threads: number of threads, shared by all samples that run at a time; 0 for one thread per core.
         workers: workers that share the samples; the result has the same bytes for any number of workers. Each shard
-            runs on `threads` threads, or on one thread if `threads` is 0.
-        every_element: whether to count all elements of large tensors; see `edgeq.calibration.observer.PLENTY`.
-        start: unfinished statistics to continue, from the same model, data and tensors.
-        checkpoint: function that is called with the statistics so far, every `checkpoint_seconds` and on an interrupt
-            (Ctrl-C).
+            runs on `limits.threads` threads, or on one thread if that is 0.
+        checkpoints: unfinished statistics to continue, and where to save statistics.
         timed: function that is called after each pass on this machine with two numbers: the seconds spent on running
             the model and on counting, each summed over the threads.
         outputs: store for the model's outputs. It is filled only if a single pass on this machine sees all samples.
 
     Raises:
-        CalibrationError: a value is NaN or infinite (the message names the tensor and the sample), or `start` comes
-            from another model, other data or other tensors.
+        CalibrationError: a value is NaN or infinite (the message names the tensor and the sample), or the statistics to
+            continue come from another model, other data or other tensors.
         DataError: there are no samples, or ONNX Runtime refuses one.
     """
     total = len(samples)
@@ -458,10 +483,10 @@ def collect(
     model = graph.model
     names = _known_floats(graph, tuple(tensors) if tensors is not None else quantizable_tensors(graph))
     data_digest = samples.digest()
-    state = _initial(start, model_digest, data_digest, names, total)
-    threads = threads or (1 if workers is not None else usable_threads())
+    state = _initial(checkpoints.start, model_digest, data_digest, names, total)
+    threads = limits.threads or (1 if workers is not None else usable_threads())
     at_once = 1 if workers is not None else min(MOST_AT_ONCE, threads)
-    passes, at_once = _passes(graph, names, state, samples, total, memory, at_once)
+    passes, at_once = _passes(graph, names, state, samples, total, limits.memory, at_once)
     kept = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
 
     def snapshot() -> Statistics:
@@ -470,9 +495,7 @@ def collect(
         return Statistics(model_digest, data_digest, done, state, total)
 
     def save() -> None:
-        """Pass the current statistics to `checkpoint`."""
-        if checkpoint is not None:
-            checkpoint(snapshot())
+        checkpoints.save(snapshot())
 
     sharded = Sharded(samples, workers) if workers is not None else None
     padding = find_padding(graph)
@@ -489,18 +512,18 @@ def collect(
                     partition,
                     channels,
                     threads=threads,
-                    every_element=every_element,
+                    every_element=limits.every_element,
                     first=done,
                 )
                 merged = Merged(steps, state)
-                _collect(merged.run(parts), merged, state, advance, save, checkpoint_seconds)
+                _collect(merged.run(parts), merged, state, advance, save, checkpoints.seconds)
                 continue
             each = max(1, threads // at_once)
             last = kept.names if kept is not None else ()
             wanted = tuple(dict.fromkeys((*steps.fetched, *last)))
             # Positions can be told apart only in the whole tensor, in its own layout.
             kept_layout = wanted if padding.masks else {*channels, *last}
-            every = every_element or bool(padding.masks)
+            every = limits.every_element or bool(padding.masks)
             fetched = InstrumentedModel(graph, wanted, keep_layout=kept_layout, threads=each, every_element=every)
             seen = FloatPass(
                 fetched,
@@ -508,13 +531,13 @@ def collect(
                 state,
                 channels,
                 at_once=at_once,
-                every_element=every_element,
+                every_element=limits.every_element,
                 outputs=kept,
                 padding=padding,
             )
             remaining = itertools.islice(enumerate(samples), done, None)
             with closing(seen):
-                _collect(seen.run(remaining), seen, state, advance, save, checkpoint_seconds)
+                _collect(seen.run(remaining), seen, state, advance, save, checkpoints.seconds)
             timed(seen.running_s, seen.counting_s)
     return snapshot()
 

@@ -148,7 +148,7 @@ def _shown(text: str) -> str:
 
 _PRINTED = "edgeq.printed"
 _TOPICS = {
-    "Data": "data val source calibration preprocess try_preprocess count start first stride labels classes task "
+    "Data": "data val source statistics preprocess try_preprocess count start first stride labels classes task "
     "annotations decoder class_offset confidence iou task_output fixed shapes batch seed skip every_element",
     "Quantization": "method percentile method_options per_channel reduce_range fit_pairs format activation_type "
     "weight_type activation_symmetric rest dynamic weight_only eight_bit block_compute op_types exclude wide recover",
@@ -301,9 +301,9 @@ NEXT = {
     "tune": "edgeq verify {output}",
     "tune target": "edgeq verify {output} --on all",
     "tune dry_run": "edgeq tune {model} -o {output} ...",
-    "calibrate collect": "edgeq quantize {model} --calibration {output} -o int8.onnx ...",
+    "calibrate collect": "edgeq quantize {model} --statistics {output} -o int8.onnx ...",
     "calibrate merge": "edgeq calibrate show {output}",
-    "calibrate show": "edgeq quantize MODEL.onnx --calibration {path} --data SAMPLES -o int8.onnx",
+    "calibrate show": "edgeq quantize MODEL.onnx --statistics {path} --data SAMPLES -o int8.onnx",
     "retarget": "edgeq bench {output} --against {model}",
     "run dry_run": "edgeq run {recipe} ...",
     "verify": "edgeq bench {bundle} --variant {variant}",
@@ -380,7 +380,7 @@ def next_line(context: click.Context) -> str | None:
     """Return the line to type after the command of `context`, with its arguments filled in, or None."""
     if _CHOSEN in context.meta:
         chosen = context.meta[_CHOSEN]()
-        line = f"edgeq {chosen}" if chosen else None
+        line = as_options(f"edgeq {chosen}") if chosen else None
     else:
         line = next((NEXT[key] for key in _keys(context) if key in NEXT), None)
     if line is None:

@@ -307,7 +307,10 @@ _DATA = (
         help="Held-out samples for the proof. [default: a quarter of --data if it has 64 samples or more, else --data]",
     ),
     click.option(
-        "--calibration",
+        "--statistics",
+        "statistics",
+        cls=Renamed,
+        before=["--calibration"],
         type=PATH,
         help="Folder with statistics from `edgeq calibrate`, to use instead of a pass over --data.",
     ),

@@ -79,7 +79,7 @@ def read(path: Path, group: click.Group) -> list[RecipeStep]:
     if not tables:
         raise UsageError(f"{path} contains no command", "Add a table for one, such as [quantize]")
     shared = {key: value for key, value in content.items() if not isinstance(value, Mapping)}
-    known = {key for _, command, _ in tables for key in parameters_of(command)}
+    known = {key for _, command, _ in tables for names in [parameters_of(command)] for key in (*names, *_former(names))}
     for key in shared:
         if key not in known:
             raise UsageError(f"{path}: unknown key {key!r} at the top", suggest(key, known))
@@ -117,7 +117,10 @@ def _step(
 ) -> RecipeStep:
     parameters = parameters_of(command)
     kind: Any = dataclasses.make_dataclass("Step", sorted(map(_field, parameters, parameters.values()), key=len))
-    data: Any = {**{key: value for key, value in shared.items() if key in parameters}, **own}
+    former = _former(parameters)
+    current = ({former.get(key, key): value for key, value in values.items()} for values in (shared, own))
+    top, table = current
+    data: Any = {**{key: value for key, value in top.items() if key in parameters}, **table}
     names = [name.replace("-", "_") for name in place]
     for name in reversed(names):
         kind, data = dataclasses.make_dataclass("Table", [(name, kind)]), {name: data}
@@ -140,6 +143,15 @@ def parameters_of(command: click.Command) -> dict[str, click.Parameter]:
         (_long(p) if isinstance(p, click.Option) else p.name or "").lstrip("-").replace("-", "_"): p
         for p in command.params
         if p.name not in _NOT_KEPT
+    }
+
+
+def _former(parameters: Mapping[str, click.Parameter]) -> dict[str, str]:
+    """Return an option's former key → its key, so that recipes written for earlier releases still run."""
+    return {
+        name.lstrip("-").replace("-", "_"): key
+        for key, parameter in parameters.items()
+        for name in getattr(parameter, "before", ())
     }
 
 

@@ -27,9 +27,10 @@ from edgeq.cli._options import (
 from edgeq.util.registry import RECOVERIES
 
 if TYPE_CHECKING:
+    from edgeq.jobs.candidates import CandidateList
     from edgeq.jobs.package import Packaged
     from edgeq.jobs.quantize import Quantized
-    from edgeq.jobs.tune import CandidateList, Tuned
+    from edgeq.jobs.tune import Tuned
     from edgeq.measure.agreement import Agreement, OutputAgreement
     from edgeq.prove.proof import Proof, Repair
     from edgeq.prove.saturation import Decision
@@ -177,16 +178,17 @@ def quantize_command(
     edgeq quantize bert.onnx --data calib.npz --dynamic -o int8.onnx
     edgeq quantize model.onnx --data calib/ --recover bias-correction --min-sqnr 20 -o int8.onnx
     """
-    from edgeq.jobs.quantize import quantize
-    from edgeq.prove.job import build_arguments
+    from edgeq.cli._arguments import build_arguments
+    from edgeq.jobs.quantize import run_quantize
+    from edgeq.prove.request import Request
     from edgeq.tuning.recover.closer import recovering
 
-    result = quantize(
-        **{name: options[name] for name in ("model", "output", "target")},
-        builder=recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None,
+    arguments = {**build_arguments(options), "targets": options["target"], "progress": printer.progress()}
+    result = run_quantize(
+        Request.of(options["model"], **arguments),
+        options["output"],
         engine=engines_of([engine])[0] if engine else None,
-        progress=printer.progress(),
-        **build_arguments(options),
+        builder=recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None,
     )
     printer.lines(result, _quantize_lines(result, verbose=printer.verbose))
 
@@ -248,14 +250,18 @@ def package_command(printer: Printer, engines: tuple[str, ...], **options: Any) 
     edgeq package model.onnx --data calib/ --engine openvino -o dist/
     python dist/edgeq_run.py verify
     """
-    from edgeq.jobs.package import package
-    from edgeq.prove.job import build_arguments
+    from edgeq.cli._arguments import build_arguments
+    from edgeq.jobs.bundles import BundleContents
+    from edgeq.jobs.package import run_package
+    from edgeq.prove.request import Request
 
-    result = package(
-        **{name: options[name] for name in ("model", "output", "targets", "with_float", "selftest", "split")},
+    arguments = {**build_arguments(options), "targets": options["targets"], "progress": printer.progress()}
+    result = run_package(
+        Request.of(options["model"], **arguments),
+        options["output"],
+        contents=BundleContents(options["selftest"], options["with_float"]),
+        split=options["split"],
         engines=engines_of(engines),
-        progress=printer.progress(),
-        **build_arguments(options),
     )
     printer.lines(result, _package_lines(result, verbose=printer.verbose))
     propose_check(next(iter(result.bundles.values())), options["targets"])
@@ -351,26 +357,41 @@ def tune_command(
     edgeq tune model.onnx --data calib/ --engine onnxruntime --engine openvino:bf16 -o tuned/
     edgeq tune model.onnx --data calib/ --val val/ --task classification --max-drop 0.5pt --budget 10m -o tuned/
     """
+    from edgeq.cli._arguments import data_arguments
     from edgeq.errors import GoalNotMetError, UsageError
-    from edgeq.jobs.tune import plan, tune
-    from edgeq.prove.job import tune_arguments
-    from edgeq.tuning.goal import Goal, parse_budget
+    from edgeq.jobs.bundles import BundleContents
+    from edgeq.jobs.candidates import plan
+    from edgeq.jobs.tune import run_tune
+    from edgeq.prove.request import Request
+    from edgeq.tuning.goal import Goal, as_goal
+    from edgeq.util.numbers import parse_drop
 
-    arguments = {**tune_arguments(options), "engines": engines_of(engines)}
-    drop = arguments.pop("max_drop")
-    limits = (Goal.max_drop if drop is None else drop, parse_budget(options["budget"]))
-    goal = Goal(options["objective"], *limits, options["thorough"], options["strict"])
-    progress = printer.progress()
+    progress, choices = printer.progress(), engines_of(engines)
+    arguments = {**data_arguments(options), "targets": options["target"], "force": options["force"]}
+    goal = as_goal(
+        Goal(options["objective"], thorough=options["thorough"], strict=options["strict"]),
+        max_drop=parse_drop(options["max_drop"]),
+        budget=options["budget"],
+    )
+    request = Request.of(model, **arguments, progress=progress)
     if dry_run:
         if on:
             raise UsageError("--dry-run connects to no board", "Leave --on out, or name the board's target with -t")
-        named = {name: arguments[name] for name in ("data", "val", "statistics", "target", "engines")}
-        steps = plan(model, **named, goal=goal, progress=progress)
+        steps = plan(request, goal=goal, engines=choices)
         printer.lines(steps, _plan_lines(steps))
         return
     try:
         with _clock(on, progress) as clock:
-            result = tune(model, output=options["output"], goal=goal, clock=clock, progress=progress, **arguments)
+            result = run_tune(
+                request,
+                options["output"],
+                goal=goal,
+                engines=choices,
+                clock=clock,
+                contents=BundleContents(with_float=options["with_float"]),
+                resume=options["resume"],
+                memory=not options["no_memory"],
+            )
     except GoalNotMetError as error:
         printer.lines(error.record, _search_lines(error.record, verbose=printer.verbose))
         raise

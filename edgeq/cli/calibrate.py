@@ -88,14 +88,14 @@ def collect(
 
     # the workers start up while this process imports these modules
     with open_workers(workers, ["edgeq.calibration.collect"]) as opened:
-        from edgeq.jobs.calibrate import calibrate, parse_bytes
-        from edgeq.model.compatibility import parse_sizes
+        from edgeq.cli._arguments import parse_bytes, parse_sizes
+        from edgeq.jobs.calibrate import run_calibrate
+        from edgeq.prove.request import Request
 
-        named: dict[str, Any] = {
-            "memory": parse_bytes(memory) if memory is not None else None,
-            "fix": parse_sizes(fixed),
-        }
-        statistics = calibrate(model, data, output, **named, workers=opened, progress=printer.progress(), **options)
+        shared = {"fix": parse_sizes(fixed), "force": options.pop("force"), "progress": printer.progress()}
+        request = Request.of(model, data, workers=opened, **shared)
+        memory_bytes = parse_bytes(memory) if memory is not None else None
+        statistics = run_calibrate(request, output, memory=memory_bytes, **options)
     _print_written(printer, statistics, output)
 
 

@@ -320,7 +320,7 @@ def debug_command(
     edgeq debug model.onnx dist/ --data calib/ --json
     edgeq debug model.onnx npu.onnx --data calib/ --engine qnn
     """
-    from edgeq.jobs.calibrate import parse_bytes
+    from edgeq.cli._arguments import parse_bytes
     from edgeq.measure.debug import debug
     from edgeq.run.session import given_options
 

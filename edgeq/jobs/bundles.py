@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,19 @@ def _represented(params: QuantParams) -> Range:
     return Range(min(low, 0.0), max(high, 0.0))
 
 
+@dataclass(frozen=True)
+class BundleContents:
+    """Choose what a bundle contains besides its variants.
+
+    Attributes:
+        selftest: number of samples to include as self-test vectors.
+        with_float: whether to include the float32 model.
+    """
+
+    selftest: int = 2
+    with_float: bool = False
+
+
 def bundle_variants(
     job: Job,
     variants: Mapping[str, ProvenVariant],
@@ -110,8 +123,7 @@ def bundle_variants(
     *,
     workdir: Path,
     command: str,
-    selftest: int = 2,
-    with_float: bool = False,
+    contents: BundleContents,
     tuning: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     force: bool = False,
@@ -124,7 +136,7 @@ def bundle_variants(
         command: the command that makes this kind of bundle, shown in the report.
         tuning: the record of the search that chose the variants (docs/tune.md), for report.json.
         notes: notes for the report.
-        Other arguments: see `edgeq.package`.
+        force: replace an existing output.
     """
     builds = {name: variant.built for name, variant in variants.items()}
     used = variant_ranges(job, builds)
@@ -132,7 +144,7 @@ def bundle_variants(
     extras = report_files(record if tuning is None else {**record, "tuning": tuning})
     models = shipped_files({name: variant.built for name, variant in variants.items()}, workdir)
     cases = {
-        key: selftest_cases(variant.built.artifact, job.validation, selftest)
+        key: selftest_cases(variant.built.artifact, job.validation, contents.selftest)
         for key, variant in {_answers(variant): variant for variant in variants.values()}.items()
     }
     names = [re.sub(r"\s+", " ", as_text(name)) for name in getattr(job.validation, "score_names", ())]
@@ -149,7 +161,11 @@ def bundle_variants(
                 variant_spec(name, variant, job, cases[_answers(variant)], models[name], tables.get(name))
                 for name, variant in variants.items()
             ),
-            *(alternative_spec(stand_ins[name], job, selftest) for name in sorted(stand_ins) if name not in variants),
+            *(
+                alternative_spec(stand_ins[name], job, contents.selftest)
+                for name in sorted(stand_ins)
+                if name not in variants
+            ),
         ),
         metadata={
             "source_model_sha256": model_digest(job.source),
@@ -157,7 +173,7 @@ def bundle_variants(
             "calibration_sha256": job.statistics.data_digest if job.statistics else "",
             "calibration_samples": job.statistics.samples if job.statistics else 0,
         },
-        float_model=job.prepared.path if with_float else None,
+        float_model=job.prepared.path if contents.with_float else None,
         extras=extras,
     )
     write_bundle(spec, output, force=force)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import onnx_ir as ir
 from edgeq_device.engines.catalog import engine_of_file
@@ -21,7 +21,7 @@ from edgeq_device.measure.basis import Basis
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.data.open_source import Data, as_data
-from edgeq.data.samples import Samples, spread_over
+from edgeq.data.samples import SampleOptions, Samples, spread_over
 from edgeq.errors import ModelError, UsageError
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, Outputs, closeness, infer
@@ -262,10 +262,6 @@ def debug(
     quantized: Path | str,
     data: Any,
     *,
-    preprocess: Any = None,
-    count: int | None = SAMPLES,
-    start: int = 0,
-    stride: int = 1,
     worst: int = 10,
     variant: str | None = None,
     session_options: Mapping[str, str] | None = None,
@@ -273,6 +269,7 @@ def debug(
     memory: int | None = None,
     engine: EngineChoice | str = "",
     progress: Progress = SILENT,
+    **selection: Unpack[SampleOptions],
 ) -> Diagnosis:
     """Compare a quantized model with its float model, and name the layers that lose the accuracy.
 
@@ -284,7 +281,7 @@ def debug(
         quantized: the quantized model, a file or a bundle.
         data: samples, in any form that `edgeq.open_samples` accepts.
         preprocess: preprocessing of the samples; a bundle contains its own.
-        count: maximum number of samples; None uses all.
+        count: maximum number of samples, by default 32; None uses all.
         start, stride: number of samples to skip at the start, and distance between the samples after that.
         worst: maximum number of error sources to name.
         variant: variant of a bundle; None uses the one that fits this machine.
@@ -297,7 +294,7 @@ def debug(
         EdgeqError: an error in a model, the bundle or the data.
     """
     float_model, quantized = path_of(float_model, "float model"), path_of(quantized, "quantized model")
-    choice = as_engine(engine) if engine else None
+    choice, preprocess = as_engine(engine) if engine else None, selection.get("preprocess")
     settings = SessionSettings(config=dict(session_options or {}), intra_op_threads=threads)
     refuse_ignored(settings, quantized)
     with (
@@ -317,9 +314,9 @@ def debug(
             loaded.signature,
             session=lambda: open_session(reference.path),
             preprocess=preprocess if preprocess is not None else loaded.preprocess,
-            count=count,
-            start=start,
-            stride=stride,
+            count=selection.get("count", SAMPLES),
+            start=selection.get("start", 0),
+            stride=selection.get("stride", 1),
             model=float_model,
             progress=progress,
         )

@@ -6,8 +6,7 @@ scripts/probe_runtime.py).
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -170,29 +169,11 @@ def _versions() -> _Versions:
     return read_toml(file, _Versions, HardwareError, "Correct the file")
 
 
-_SIZE = re.compile("0*[1-9][0-9]{0,17}")
-
-
 def free_sizes(model: ir.Model) -> tuple[str, ...]:
     """Return the free sizes of the inputs, each once. A size is named by its symbol, or by "INPUT:AXIS" if it has
     none.
     """
     return tuple(dict.fromkeys(name for value in _inputs(model) for name in _free(value)))
-
-
-def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
-    """Return sizes by name from texts such as "N=1".
-
-    Raises:
-        UsageError: a text has another form.
-    """
-    found = {}
-    for text in texts:
-        name, _, size = text.rpartition("=")
-        if not name or not _SIZE.fullmatch(size):
-            raise UsageError(f"--fix {text!r} is not NAME=SIZE", "Write it as N=1")
-        found[name.strip()] = int(size)
-    return found
 
 
 def fix_sizes(model: ir.Model, sizes: Mapping[str, int], source: Path) -> None:

@@ -10,16 +10,15 @@ convolutions on one architecture and leaves them in float on another.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -48,7 +47,7 @@ from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, pre
 from edgeq.model.load import model_bytes, shared_model
 from edgeq.model.products import node_macs
 from edgeq.prove.job import Built, Job, build, computed_as_there, prepared_for
-from edgeq.prove.proof import FLOAT, INT8, Proof, prove, unchecked
+from edgeq.prove.proof import FLOAT, INT8, Proof, ProofSamples, prove, unchecked
 from edgeq.run.engines import Engine
 from edgeq.run.session import REQUEST_S, Engines, SessionSettings, open_session
 from edgeq.scheme import ALL_NODES, Scheme
@@ -232,8 +231,12 @@ def artifact_key(target: Target, scheme: Scheme) -> str:
     return json.dumps([target.backend, own, plain(scheme)], sort_keys=True)
 
 
+T = TypeVar("T")
+_BUILD = "build"
+
+
 class Builds:
-    """Hold the artifacts of `job` in a private folder.
+    """Build and prove the artifacts of `job` in a private folder. What several targets share is computed only once.
 
     Args:
         timed: True if proofs time the artifacts against float32.
@@ -243,10 +246,19 @@ class Builds:
     def __init__(self, job: Job, folder: Path, *, timed: bool = True, emulate: bool = True) -> None:
         self.job = job
         self._folder, self._timed, self._emulate = folder, timed, emulate
-        self.decisions: dict[str, Any] = {}
-        self._built: dict[str, Built] = {}
-        self._proofs: dict[tuple[str, bool, str], Proof] = {}
-        self._coverage: dict[tuple[str, str, str], Coverage] = {}
+        self._results: dict[tuple[str, str], Any] = {}
+
+    def once(self, step: str, key: str, run: Callable[[], T]) -> T:
+        """Return the result of a step. The first call for a key runs the step, and later calls return its result.
+
+        Args:
+            step: name of the step: a build, a proof, a coverage, a decision or a repair.
+            key: text made of everything that determines the result; see `artifact_key`.
+        """
+        if (step, key) not in self._results:
+            self._results[step, key] = run()
+        result: T = self._results[step, key]
+        return result
 
     def build(self, target: Target, scheme: Scheme) -> Built:
         """Return the artifact that exactly this scheme gives for `target`.
@@ -254,12 +266,13 @@ class Builds:
         Raises:
             EdgeqError: the backend cannot build the artifact.
         """
-        key = artifact_key(target, scheme)
-        if key not in self._built:
-            place = self._folder / f"build-{len(self._built)}"
-            place.mkdir()
-            self._built[key] = self._build(target, scheme, place / "model.onnx")
-        return self.for_target(target, self._built[key])
+
+        def build_new() -> Built:
+            folder = self._folder / f"build-{len(self._existing())}"
+            folder.mkdir()
+            return self._build(target, scheme, folder / "model.onnx")
+
+        return self.for_target(target, self.once(_BUILD, artifact_key(target, scheme), build_new))
 
     def build_at(self, target: Target, scheme: Scheme, destination: Path) -> Built:
         """Return the result of `build`, with the model at `destination`. If the artifact already exists and consists of
@@ -268,36 +281,37 @@ class Builds:
         Raises:
             EdgeqError: the backend cannot build the artifact.
         """
-        known = self._built.get(artifact_key(target, scheme))
-        if known is None or not _is_one_file(known):
+        existing: Built | None = self._results.get((_BUILD, artifact_key(target, scheme)))
+        if existing is None or not _is_one_file(existing):
             return self._build(target, scheme, destination)
-        shutil.copyfile(known.artifact.model, destination)
-        return self.for_target(
-            target, dataclasses.replace(known, artifact=dataclasses.replace(known.artifact, model=destination))
-        )
+        shutil.copyfile(existing.artifact.model, destination)
+        return self.for_target(target, replace(existing, artifact=replace(existing.artifact, model=destination)))
+
+    def _existing(self) -> list[Built]:
+        return [built for (step, _), built in self._results.items() if step == _BUILD]
 
     def _build(self, target: Target, scheme: Scheme, destination: Path) -> Built:
         """Return a new artifact. If an existing artifact differs only in session options, derive the new artifact from
         that one.
         """
 
-        def alike(known: Built) -> bool:
-            same = known.target.backend == target.backend and scheme.equals_but_options(known.artifact.scheme)
-            return same and _is_one_file(known)
+        def is_alike(built: Built) -> bool:
+            same = built.target.backend == target.backend and scheme.equals_but_options(built.artifact.scheme)
+            return same and _is_one_file(built)
 
-        backend, known = backend_named(target.backend), next(filter(alike, self._built.values()), None)
+        backend, twin = backend_named(target.backend), next(filter(is_alike, self._existing()), None)
         with self.job.progress.stage("Quantizing"):
-            artifact = backend.with_options(known.artifact, scheme, destination) if known is not None else None
-            if known is None or artifact is None:
+            artifact = backend.with_options(twin.artifact, scheme, destination) if twin is not None else None
+            if twin is None or artifact is None:
                 return build(self.job, target, scheme, destination)
-        return self.for_target(target, dataclasses.replace(known, artifact=artifact))
+        return self.for_target(target, replace(twin, artifact=artifact))
 
     def for_target(self, target: Target, built: Built) -> Built:
         """Adapt an artifact that was built for another target to `target`, and return it. The artifact's proof uses
         kernels that compute like the kernels of `target`.
         """
         artifact = computed_as_there(built.artifact, target, self.job.host)
-        return dataclasses.replace(built, target=target, artifact=artifact)
+        return replace(built, target=target, artifact=artifact)
 
     def prove(self, built: Built, scheme: Scheme | None, *, native: bool) -> Proof:
         """Return the proof of an artifact in the engine that the artifact names.
@@ -314,15 +328,20 @@ class Builds:
             return prove_built(job, built, coverage, timed=timed)
         artifact = artifact_key(built.target, scheme)
         engine = built.artifact.engine.name if built.artifact.engine is not None else ""
-        there = json.dumps(built.artifact.proof_options, sort_keys=True)
-        place, key = (artifact, built.target.name, engine), (artifact + there, timed, engine)
-        if place not in self._coverage:
-            self._coverage[place] = target_coverage(job, built, emulate=self._emulate)
-        coverage = self._coverage[place]
+        # Targets with the same artifact may have different kernels, so the coverage also depends on the target.
+        coverage = self.once(
+            "coverage",
+            json.dumps([artifact, built.target.name, engine]),
+            lambda: target_coverage(job, built, emulate=self._emulate),
+        )
         check_gain(job, built, coverage)
-        if key not in self._proofs:
-            self._proofs[key] = prove_built(job, built, coverage, timed=timed)
-        return dataclasses.replace(self._proofs[key], coverage=coverage)
+        # The outputs depend only on the artifact and on the options that its proof needs on this machine.
+        proof = self.once(
+            "proof",
+            json.dumps([artifact, built.artifact.proof_options, timed, engine], sort_keys=True),
+            lambda: prove_built(job, built, coverage, timed=timed),
+        )
+        return replace(proof, coverage=coverage)
 
 
 def _is_one_file(built: Built) -> bool:
@@ -336,19 +355,16 @@ def prove_built(
     proof = prove(
         job.prepared,
         built.artifact,
-        job.validation,
+        ProofSamples(job.validation, job.held_out, job.float_outputs, job.basis),
         coverage,
-        held_out=job.held_out,
         task=job.task,
         timed=timed,
         threads=threads,
         workers=job.workers,
         count=count,
-        float_outputs=job.float_outputs,
-        basis=job.basis,
         progress=job.progress,
     )
-    return dataclasses.replace(proof, doubts=job.doubts)
+    return replace(proof, doubts=job.doubts)
 
 
 def simulated_proof(job: Job, built: Built, proof: Proof) -> Proof:

@@ -224,10 +224,7 @@ def decision_for(builds: Builds, target: Target, scheme: Scheme, engine: Engine 
     if engine is not None:
         return decide(builds, target, scheme, engine=engine)
     key = json.dumps([artifact_key(target, full_range(scheme)), dict(mitigation_costs(target, None))])
-    if key not in builds.decisions:
-        builds.decisions[key] = decide(builds, target, scheme)
-    decision: Decision = builds.decisions[key]
-    return decision
+    return builds.once("decision", key, lambda: decide(builds, target, scheme))
 
 
 def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | None = None) -> Decision:

@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 from edgeq_device.system.relay import printable
 
+from edgeq.arguments import as_options
 from edgeq.bundle.write import BUNDLE, check_archive
 from edgeq.errors import InconclusiveError, UsageError, WorseError
 from edgeq.measure.bench import is_bundle
@@ -239,7 +240,7 @@ def markdown(found: Gated) -> str:
     limits = [(check.what, check.text, f"{_MARKS[check.outcome]} {_TITLES[check.outcome]}") for check in found.checks]
     lines += [*_table(("", "limit", ""), limits), ""]
     notes = (*(check.sentence for check in found.checks if check.sentence), *found.comparison.notes)
-    lines += [f"- {_cell(note)}" for note in notes]
+    lines += [f"- {_cell(as_options(note))}" for note in notes]
     if found.updated:
         lines += ["", "The model is the new baseline."]
     return "\n".join(lines) + "\n"
@@ -264,7 +265,7 @@ def junit(found: Gated) -> bytes:
     suite = ElementTree.Element("testsuite", {"name": printable(name), **{key: str(n) for key, n in totals.items()}})
     for check in found.checks:
         # XML has no form for control characters, so they are written as escapes.
-        sentence, own = printable(check.sentence), {"classname": printable(f"edgeq.gate.{found.model}")}
+        sentence, own = printable(as_options(check.sentence)), {"classname": printable(f"edgeq.gate.{found.model}")}
         case = ElementTree.SubElement(suite, "testcase", {**own, "name": printable(check.what)})
         if check.outcome == MISSED:
             ElementTree.SubElement(case, "failure", {"type": _TITLES[check.outcome], "message": sentence})

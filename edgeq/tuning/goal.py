@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from edgeq.errors import UsageError
+from edgeq.prove.request import Effort
 from edgeq.util.display import Displayed
 from edgeq.util.numbers import parse_drop
 
@@ -102,7 +103,6 @@ THOROUGH = Pace(
     hopeless=math.inf,
 )
 """Nothing is dismissed early."""
-Effort = Literal["quick", "default", "thorough"]
 EFFORTS: Mapping[Effort, Pace] = {
     "quick": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=0),
     "default": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=8, most_float=0.9),
@@ -112,16 +112,6 @@ EFFORTS: Mapping[Effort, Pace] = {
 layers in float, and "thorough" compares more of everything. None of them puts almost all layers in float, because such
 a model is hardly quantized.
 """
-
-
-def check_effort(given: str | None) -> None:
-    """Refuse an unknown effort. None is allowed and means no repair.
-
-    Raises:
-        UsageError: the effort is unknown. The message lists the known ones.
-    """
-    if given is not None and given not in EFFORTS:
-        raise UsageError(f"effort is {given!r}", f"It can be {', '.join(EFFORTS)}, or None for the plain build")
 
 
 @dataclass(frozen=True)

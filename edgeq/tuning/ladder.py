@@ -34,11 +34,12 @@ from edgeq.model.int8_prediction import hazardous_nodes
 from edgeq.model.products import node_macs
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import Repair, RepairStep
+from edgeq.prove.request import Effort
 from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.engines import EngineChoice
 from edgeq.run.session import Engines
 from edgeq.scheme import ALL_NODES, Scheme
-from edgeq.tuning.goal import EFFORTS, BudgetClock, Effort, Goal
+from edgeq.tuning.goal import EFFORTS, BudgetClock, Goal
 from edgeq.tuning.judge import build_and_assess
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.recover.methods.smoothquant import SmoothQuant

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
-from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SpeedRanking, rank_until_settled
+from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SettlingRules, SpeedRanking, rank_until_settled
 from edgeq_device.measure.latency import warm_up_all
 from edgeq_device.measure.scenarios import query_runner
 
@@ -158,8 +158,8 @@ class LocalClock:
         self._warm.update(itertools.chain(*cold))
         runners = {name: _runners(each, feed) for name, each in opened.items()}
         left_s = max(whole_s / 2, whole_s - (perf_counter() - start))
-        how = {**rules.how, "max_duration_s": left_s}
-        ranking = rank_until_settled(runners, bursts=rules.bursts, on_round=on_round, **how)
+        settling = SettlingRules(**{**rules.how, "max_duration_s": left_s})
+        ranking = rank_until_settled(runners, settling, bursts=rules.bursts, on_round=on_round)
         self._sessions.trim()
         return ranking
 

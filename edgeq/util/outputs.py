@@ -27,8 +27,9 @@ from edgeq_device.system.files import open_file, read_file
 from edgeq_device.system.places import PrivateFolder, exchange, move_new, remove_ended, stage_name
 
 from edgeq import __version__
-from edgeq.errors import OutputError
+from edgeq.errors import OutputError, UsageError
 from edgeq.util import placement
+from edgeq.util.in_memory import is_in_memory
 from edgeq.util.placement import NEW, alone_in
 
 MARKER = ".edgeq"
@@ -322,7 +323,12 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
 def next_to(model: Path, ending: str) -> Path:
     """Return the default path of an output. It is next to `model` and has the model's name and `ending`, such as
     ".int8.onnx".
+
+    Raises:
+        UsageError: the model is in memory, so it is in no folder.
     """
+    if is_in_memory(model):
+        raise UsageError("a model in memory has no folder to write into", "Name the ⟨output⟩")
     return model.with_name(f"{model.stem}{ending}")
 
 

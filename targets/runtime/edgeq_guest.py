@@ -34,7 +34,7 @@ from edgeq_device.engines.serve import open_requested, requested_variant, serve
 from edgeq_device.engines.sessions import onnxruntime, read_device
 from edgeq_device.measure.bench import BenchSettings
 from edgeq_device.measure.bench_models import BenchModel, bench_models, bundle_feeds, bundle_models, bundle_variants
-from edgeq_device.measure.claim import FEWEST_SESSIONS, rank_until_settled
+from edgeq_device.measure.claim import FEWEST_SESSIONS, SettlingRules, rank_until_settled
 from edgeq_device.measure.features import cpuid_features, gather, normalise_architecture, parse_hwcap, read_hwcap
 from edgeq_device.measure.latency import Bursts, WarmUp
 from edgeq_device.measure.memory import measure_memory
@@ -157,7 +157,7 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
             session = start_variant(requested_variant(one), one["threads"])
             runners[one["name"]].append(query_runner(session, feeds))
     warm_up, bursts = WarmUp(**request["warmup"]), Bursts(**request["bursts"])
-    ranking = rank_until_settled(runners, warmup=warm_up, bursts=bursts, **request["how"])
+    ranking = rank_until_settled(runners, SettlingRules(**request["how"]), warmup=warm_up, bursts=bursts)
     answer: Dict[str, Any] = {
         "order": list(ranking.order),
         "settled": ranking.settled,

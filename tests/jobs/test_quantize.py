@@ -57,7 +57,7 @@ def test_it_says_where_the_time_went(place: Path) -> None:
 
 
 def test_the_public_name_is_this_function() -> None:
-    assert edgeq.quantization.__wrapped__ is quantize  # type: ignore[attr-defined]
+    assert edgeq.quantize.__wrapped__ is quantize  # type: ignore[attr-defined]
 
 
 def test_another_targets_kernels_are_reported_as_absent(place: Path) -> None:

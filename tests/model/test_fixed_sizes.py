@@ -7,8 +7,9 @@ from pathlib import Path
 import onnx
 import pytest
 
+from edgeq.cli._arguments import parse_sizes
 from edgeq.errors import ModelError, UsageError
-from edgeq.model.compatibility import fix_sizes, free_sizes, parse_sizes, require_fixed_sizes
+from edgeq.model.compatibility import fix_sizes, free_sizes, require_fixed_sizes
 from edgeq.model.prepare import prepare_model
 from tests.graphs import model, proto
 
