@@ -43,8 +43,8 @@ def one_line(text: object, *, most: int | None = None) -> str:
     if most is None or len(line) <= most:
         return line
     words = line[:most].rpartition(" ")[0]  # leaves room for "…"
-    shown = words if len(words) >= most // 2 else line[: most - 1]
-    return f"{shown.rstrip(' ,;:(')}…"
+    cut = words if len(words) >= most // 2 else line[: most - 1]
+    return f"{cut.rstrip(' ,;:(')}…"
 
 
 class EdgeqError(Exception):
@@ -204,9 +204,9 @@ def suggest(given: str, known: Iterable[str]) -> str:
     A name also counts as similar if it contains the given text, ignoring separators: "pi5" matches "raspberry-pi-5".
     """
     names, part = sorted(set(known) - {"*"}), _joined(given)
-    near = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]
-    near = near or difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
-    return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}"
+    matches = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]
+    matches = matches or difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
+    return f"Did you mean {' or '.join(matches)}?" if matches else f"Known: {', '.join(names)}"
 
 
 def _joined(name: str) -> str:

@@ -123,9 +123,9 @@ class _LazyGroup(click.Group):
         with similar names.
         """
         if args and not args[0].startswith("-") and ALIASES.get(args[0], args[0]) not in self.names:
-            near = suggest(args[0], self.names)
+            suggestion = suggest(args[0], self.names)
             raise UsageError(
-                f"No such command {args[0]!r}", near if "?" in near else f"See `{ctx.command_path} --help`"
+                f"No such command {args[0]!r}", suggestion if "?" in suggestion else f"See `{ctx.command_path} --help`"
             )
         return super().resolve_command(ctx, args)
 

@@ -86,41 +86,41 @@ def data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = {name: options[name] for name in _SCHEME_FIELDS if options[name] is not None}
-    given = [_setting(text) for text in options["method_options"]]
+    overrides = {name: options[name] for name in _SCHEME_FIELDS if options[name] is not None}
+    method_settings = [_setting(text) for text in options["method_options"]]
     if options["percentile"] is not None:
         if options["method"] != "percentile":
             raise UsageError("--percentile needs --method percentile")
-        given.append(("percentile", options["percentile"]))
-    settings = dict(given)
-    if len(settings) < len(given):
+        method_settings.append(("percentile", options["percentile"]))
+    settings = dict(method_settings)
+    if len(settings) < len(method_settings):
         raise UsageError("an option of the method is given twice", "Give --percentile, or --method-option, once")
     if settings:
         if options["method"] is None:
             raise UsageError("--method-option needs --method", "Name the method that has this option")
-        chosen["method_options"] = METHODS.load(options["method"]).settings(settings)
+        overrides["method_options"] = METHODS.load(options["method"]).settings(settings)
     if options["dynamic"]:
-        chosen |= _dynamic(options)
+        overrides |= _dynamic(options)
     if options["weight_only"]:
         if options["dynamic"]:
             raise UsageError("--dynamic and --weight-only exclude each other", "Give one of them")
         _refuse_given(options, _NOT_IN_BLOCKS, "--weight-only", "Weights are in blocks, and nothing else is quantized")
         bits = int(options["weight_only"])
-        chosen |= {"mode": "weight-only", "weight_bits": bits, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
+        overrides |= {"mode": "weight-only", "weight_bits": bits, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
         if options["block_compute"] == "float32" and bits != 4:
             raise UsageError("--block-compute float32 needs 4 bits: with 8, float is many times slower", "Leave it out")
         if options["block_compute"]:
-            chosen["float_compute"] = (ALL_NODES,) if options["block_compute"] == "float32" else ()
+            overrides["float_compute"] = (ALL_NODES,) if options["block_compute"] == "float32" else ()
     if options["block_compute"] and not options["weight_only"]:
         raise UsageError("--block-compute needs --weight-only", "Add --weight-only 4")
     if options["op_types"]:
-        chosen["op_types"] = options["op_types"]
+        overrides["op_types"] = options["op_types"]
     if options["eight_bit"] and options["weight_only"] != "4":
         raise UsageError("--eight-bit needs --weight-only 4", "Add --weight-only 4, or leave out --eight-bit")
     for name in ("exclude", "wide", "eight_bit"):
         if options[name]:
-            chosen[name] = options[name]
-    return chosen
+            overrides[name] = options[name]
+    return overrides
 
 
 def _setting(text: str) -> tuple[str, float]:
@@ -145,10 +145,10 @@ def _dynamic(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"mode": "dynamic", "dynamic_weight_types": dict.fromkeys(options["op_types"], options["weight_type"])}
 
 
-def _refuse_given(options: Mapping[str, Any], names: Sequence[str], other: str, why: str) -> None:
-    given = next((name for name in names if options[name] is not None), None)
-    if given is not None:
-        raise UsageError(f"--{given.replace('_', '-')} and {other} exclude each other", why)
+def _refuse_given(options: Mapping[str, Any], names: Sequence[str], mode: str, why: str) -> None:
+    refused = next((name for name in names if options[name] is not None), None)
+    if refused is not None:
+        raise UsageError(f"--{refused.replace('_', '-')} and {mode} exclude each other", why)
 
 
 # At most 18 digits after leading zeros, so that a size fits into 64 bits.

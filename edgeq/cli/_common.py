@@ -20,7 +20,7 @@ from edgeq_device.system.budget import Budget, renew
 from edgeq_device.system.relay import json_text, printable, unfiltered, without_passwords
 
 from edgeq.arguments import as_options
-from edgeq.cli._recipe import typed_names, written
+from edgeq.cli._recipe import recipe_text, typed_names
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.util.display import Progress
 from edgeq.util.process import check_threads, endings, ends_in_one_line
@@ -97,7 +97,7 @@ class Printer:
                 raise  # rich calls this in its error handler, and would otherwise end the program itself
 
             def render_str(self, text: str, **options: Any) -> Text:  # every plain string passes through this function
-                return super().render_str(_shown(text), **options)
+                return super().render_str(_printable(text), **options)
 
         watched = sys.stdout.isatty()
         width = None if watched else _UNBOUND
@@ -116,30 +116,34 @@ class Printer:
             renew(self.budget)
 
 
-def table(heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: int | None = None, **how: Any) -> Table:
+def table(
+    heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: int | None = None, **options: Any
+) -> Table:
     """Make a table of text.
 
     Args:
         numbers_from: index of the first right-aligned column. All later columns are right-aligned too.
-        how: options of `rich.table.Table`.
+        options: options of `rich.table.Table`.
     """
     from rich.table import Column, Table
 
-    first = numbers_from if numbers_from is not None else sys.maxsize
-    made = Table(*(Column(head, justify="right" if i >= first else "left") for i, head in enumerate(heads)), **how)
+    right_from = numbers_from if numbers_from is not None else sys.maxsize
+    grid = Table(
+        *(Column(head, justify="right" if i >= right_from else "left") for i, head in enumerate(heads)), **options
+    )
     for row in rows:
-        made.add_row(*row)
-    return made
+        grid.add_row(*row)
+    return grid
 
 
 def styled(text: str, style: str) -> Text:
     """Return a line in a rich style, such as a colour or bold."""
     from rich.text import Text
 
-    return Text(_shown(text), style=style)
+    return Text(_printable(text), style=style)
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     """Make `text` printable: its arguments become options, and the narrow space between a number and its unit a plain
     space.
     """
@@ -200,23 +204,23 @@ class GroupedCommand(click.Command):
         except click.UsageError as error:
             wrong: click.UsageError = error
             typed = error.option_name if isinstance(error, click.NoSuchOption) else ""
-            meant = _MEANT.get(typed.lstrip("-"))
-            if meant is not None and any(meant in param.opts for param in self.params):
-                wrong = click.UsageError(f"No such option {typed!r}. Did you mean {meant!r}?", ctx)
+            suggestion = _MEANT.get(typed.lstrip("-"))
+            if suggestion is not None and any(suggestion in param.opts for param in self.params):
+                wrong = click.UsageError(f"No such option {typed!r}. Did you mean {suggestion!r}?", ctx)
             if as_json:
                 _show_error("UsageError", wrong.format_message(), f"See `{ctx.command_path} --help`", wrong.exit_code)
             raise wrong from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by topic."""
-        known = {name: title for title, names in _TOPICS.items() for name in names.split()}
-        found: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *_TOPICS)}
+        topics = {name: title for title, names in _TOPICS.items() for name in names.split()}
+        rows_by_topic: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *_TOPICS)}
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         for option in options:
-            topic = "Output" if option is self.get_help_option(ctx) else known.get(option.name or "", "Options")
+            topic = "Output" if option is self.get_help_option(ctx) else topics.get(option.name or "", "Options")
             if record := option.get_help_record(ctx):
-                found[topic if len(options) > _FEW else "Options"].append(record)
-        for title, rows in found.items():
+                rows_by_topic[topic if len(options) > _FEW else "Options"].append(record)
+        for title, rows in rows_by_topic.items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
@@ -234,16 +238,16 @@ def command(
     """
 
     def make(function: Callable[..., None]) -> click.Command:
-        made = GroupedCommand(
+        click_command = GroupedCommand(
             name,
             callback=functools.partial(_run, function),
             help=function.__doc__,
             params=[*reversed(getattr(function, "__click_params__", [])), *_common_options()],
         )
-        made.installs = installs
+        click_command.installs = installs
         if within is not None:
-            within.add_command(made)
-        return made
+            within.add_command(click_command)
+        return click_command
 
     return make
 
@@ -260,20 +264,20 @@ def _common_options() -> Iterator[click.Option]:
 
 
 def _run(
-    function: Callable[..., None], *, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **given: Any
+    function: Callable[..., None], *, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **parameters: Any
 ) -> None:
     # onnxruntime's quantizer warns about missing steps that edgeq has already done.
     logging.getLogger().setLevel(logging.ERROR)
     context = click.get_current_context()
     with ends_in_one_line(verbose=verbose):
         if print_recipe:
-            click.echo(written(context))
+            click.echo(recipe_text(context))
             return
         check_threads()
-        writes = "output" in given and not given.get("dry_run")
+        writes = "output" in parameters and not parameters.get("dry_run")
         printer = Printer(as_json, quiet, verbose, context.find_object(Budget), writes)
         try:
-            function(printer=printer, **given)
+            function(printer=printer, **parameters)
         except EdgeqError as error:
             if as_json and not context.meta.get(_PRINTED):
                 _show_error(type(error).__name__, error.problem, error.fix, error.exit_code)
@@ -379,56 +383,56 @@ def propose_check(bundle: Path, targets: Sequence[str] = ()) -> None:
 def next_line(context: click.Context) -> str | None:
     """Return the line to type after the command of `context`, with its arguments filled in, or None."""
     if _CHOSEN in context.meta:
-        chosen = context.meta[_CHOSEN]()
-        line = as_options(f"edgeq {chosen}") if chosen else None
+        proposal = context.meta[_CHOSEN]()
+        line = as_options(f"edgeq {proposal}") if proposal else None
     else:
         line = next((NEXT[key] for key in _keys(context) if key in NEXT), None)
     if line is None:
         return None
     words = {**context.params, **context.meta.get(_FOUND, {})}
-    given = {name: shlex.quote(str(value)) for name, value in words.items() if value is not None}
-    line = _OPTION.sub(lambda option: option[0] if option[1] in given else "", line)
-    if any(name not in given and not instead for name, instead in _PARAMETER.findall(line)):
+    texts = {name: shlex.quote(str(value)) for name, value in words.items() if value is not None}
+    line = _OPTION.sub(lambda option: option[0] if option[1] in texts else "", line)
+    if any(name not in texts and not instead for name, instead in _PARAMETER.findall(line)):
         return None
     # What the user typed may contain braces itself, such as `name:{label}_*`.
     carried = map(shlex.quote, _carried(context, line)) if line.endswith(_CARRIED) else ()
-    filled = _PARAMETER.sub(lambda parameter: given.get(parameter[1], parameter[2]), line.removesuffix(f" {_CARRIED}"))
+    filled = _PARAMETER.sub(lambda parameter: texts.get(parameter[1], parameter[2]), line.removesuffix(f" {_CARRIED}"))
     return " ".join([filled, *carried])
 
 
 def _keys(context: click.Context) -> Iterator[str]:
     """Yield the keys of `NEXT` that match the running command, most specific first."""
     names = typed_names(context)
-    chosen = [str(context.params["action"])] if "action" in context.params else []
-    chosen += [name for name in ("files", "dry_run", "on") if context.params.get(name)]
+    details = [str(context.params["action"])] if "action" in context.params else []
+    details += [name for name in ("files", "dry_run", "on") if context.params.get(name)]
     targets = context.params.get("target") or ()
-    chosen += ["target"] * any(name not in _HERE for name in ([targets] if isinstance(targets, str) else targets))
-    return (" ".join([*names, *part]) for part in (chosen, *([word] for word in chosen), []))
+    details += ["target"] * any(name not in _HERE for name in ([targets] if isinstance(targets, str) else targets))
+    return (" ".join([*names, *part]) for part in (details, *([word] for word in details), []))
 
 
 def _carried(context: click.Context, line: str) -> Iterator[str]:
     """Yield the options that the user typed and that the command of `line` accepts. Options that `line` already
     contains are left out.
     """
-    there = line.split()
+    line_words = line.split()
     group: Any = context.find_root().command
-    taken = {option.name: option for option in group.get_command(context, there[1]).params}
+    accepted = {option.name: option for option in group.get_command(context, line_words[1]).params}
     for option in context.command.params:
         typed = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
-        other = taken.get(option.name)
-        if not typed or not isinstance(option, click.Option) or other is None or option.name in _NOT_CARRIED:
+        counterpart = accepted.get(option.name)
+        if not typed or not isinstance(option, click.Option) or counterpart is None or option.name in _NOT_CARRIED:
             continue
-        if not set(other.opts).isdisjoint(there) or (
-            option.name == "force" and other is not option and "-o {output}" not in line
+        if not set(counterpart.opts).isdisjoint(line_words) or (
+            option.name == "force" and counterpart is not option and "-o {output}" not in line
         ):
             continue
         value = context.params[option.name or ""]
         values = value if isinstance(value, tuple) else (value,)
-        if len(values) > 1 and not other.multiple:
+        if len(values) > 1 and not counterpart.multiple:
             continue
-        name = next((name for name in other.opts if name.startswith("--")), other.opts[0])
+        name = next((name for name in counterpart.opts if name.startswith("--")), counterpart.opts[0])
         if option.is_flag:
             yield name if value else option.secondary_opts[0]
         else:
-            for one in values:
-                yield from (name, str(one))
+            for item in values:
+                yield from (name, str(item))

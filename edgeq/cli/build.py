@@ -68,15 +68,16 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
             yield f"  {output.basis}"
         parts = sorted(output.slices, key=lambda part: part.least_db)
         for part in parts if verbose else parts[:_OUTPUTS_SHOWN]:
-            same, figures = part.sqnr_db == math.inf, f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
+            identical, figures = part.sqnr_db == math.inf, f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
             if part.offset:
                 figures = f"{figures}, around the mean {part.centred_db:.1f} dB"
-            yield f"  output {output.name}, {part.where}: {'the same' if same else figures}"
+            yield f"  output {output.name}, {part.where}: {'the same' if identical else figures}"
     if proof.caveat:
         yield proof.caveat
     if proof.accuracy:
         rows = (
-            (name, *(metric(key, value) for key, value in one.metrics.items())) for name, one in proof.accuracy.items()
+            (name, *(metric(key, value) for key, value in accuracy.metrics.items()))
+            for name, accuracy in proof.accuracy.items()
         )
         yield table(("", *map(metric_name, next(iter(proof.accuracy.values())).metrics)), rows)
         yield proof.drop_sentence
@@ -103,22 +104,22 @@ def draw_repair(repair: Repair) -> Lines:
     yield table(("tried", "loss", "int8", ""), rows)
 
 
-def closeness(found: Agreement | OutputAgreement) -> str:
+def closeness(agreement: Agreement | OutputAgreement) -> str:
     """Describe how closely outputs match the reference. For indices, the text gives the share of identical values. For
     class scores, it gives the share of identical top-1 classes. For other outputs, it gives the cosine.
     """
-    if not found.compared:
+    if not agreement.compared:
         return "nothing could be compared"
-    if found.same is not None:
-        return f"{found.same:.1%} of the values the same"
-    if found.sqnr_db == math.inf:
+    if agreement.same is not None:
+        return f"{agreement.same:.1%} of the values the same"
+    if agreement.sqnr_db == math.inf:
         return "the same"
-    second = f"cosine {found.cosine:.5f}" if found.top1 is None else f"same top-1 in {found.top1:.1%}"
-    outputs: Any = getattr(found, "outputs", (found,))
+    second = f"cosine {agreement.cosine:.5f}" if agreement.top1 is None else f"same top-1 in {agreement.top1:.1%}"
+    outputs: Any = getattr(agreement, "outputs", (agreement,))
     centred = [output.centred_db for output in outputs if output.offset and output.centred_db is not None]
     if centred:
         second = f"{second}, around the mean {min(centred):.1f} dB"
-    return f"SQNR {found.sqnr_db:.1f} dB, {second}"
+    return f"SQNR {agreement.sqnr_db:.1f} dB, {second}"
 
 
 def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
@@ -207,7 +208,7 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
     yield from (f"note: {note}" for note in result.notes)
     if verbose:  # print the time of each step
         seconds = {**result.seconds, "all": sum(result.seconds.values())}
-        rows = ((title, f"{taken:.2f}") for title, taken in seconds.items())
+        rows = ((title, f"{duration:.2f}") for title, duration in seconds.items())
         yield table(("stage", "seconds"), rows, numbers_from=1, box=None)
 
 
@@ -431,8 +432,8 @@ def _plan_lines(steps: CandidateList) -> Lines:
     yield from (f"  {name}" for name in steps.methods)
     if steps.threads:
         yield f"threads: {', '.join(str(n) if n else 'all' for n in steps.threads)}"
-    last = "tensors in 16 bits" if "wide" in steps.target.profile.search else "layers in float"
-    yield f"if accuracy falls short: {', '.join((*steps.recoveries, last))}"
+    fallback = "tensors in 16 bits" if "wide" in steps.target.profile.search else "layers in float"
+    yield f"if accuracy falls short: {', '.join((*steps.recoveries, fallback))}"
 
 
 def _search_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
@@ -443,17 +444,17 @@ def _search_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
 
     yield from (f"{title}: {text}" for title, text in summary(record).items())
     for form in record["trials"] if verbose else ():
-        kept = ", ".join(form["kept_in_float"]) or "nothing"
+        in_float = ", ".join(form["kept_in_float"]) or "nothing"
         lost = "not measured" if form["loss"] is None else f"{form['loss']:.4f}"
-        yield f"{form['method']}, {kept} in float: loss {lost}"
+        yield f"{form['method']}, {in_float} in float: loss {lost}"
     yield f"{len(record['trials'])} forms in {record['elapsed_s']:.0f} s"
 
 
 def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     from edgeq_device.measure.claim import Claim
 
-    first, *details = record["verdict"]
-    yield styled(first, "bold")
+    verdict, *details = record["verdict"]
+    yield styled(verdict, "bold")
     yield from details
     # The ratio and the milliseconds of a row come from the same runs. Two rows may come from different series of runs.
     heads = ("", "times float32", "interval, milliseconds", "points lost", "at most", "MB", "")
@@ -463,17 +464,17 @@ def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
         latency = f"{timing['latency']['p50_ms']:.3g} ms"
         rows.append(("float32", "1.00", latency, "0.00", "", f"{float32['bytes'] / 1e6:.2f}", ""))
     front = [c for c in record["candidates"] if c["pareto"] or c["status"] == "chosen"]
-    for one in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"]) if c["timing"] else 0.0):
-        claim = Claim.read(one["timing"]["speedup"]) if one["timing"] else Claim()
+    for candidate in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"]) if c["timing"] else 0.0):
+        claim = Claim.read(candidate["timing"]["speedup"]) if candidate["timing"] else Claim()
         about = claim.estimated
         times = f"{claim.interval[0]:.2f}" if claim.interval else f"about {about[0]:.2f}" if about else "not known"
-        losses = (f"{100 * one['accuracy'][name]:.2f}" for name in ("drop", "bound"))
-        size = f"{one['screening']['bytes'] / 1e6:.2f}"
-        rows.append((one["name"], times, claim.figures(), *losses, size, one["status"]))
+        losses = (f"{100 * candidate['accuracy'][name]:.2f}" for name in ("drop", "bound"))
+        size = f"{candidate['screening']['bytes'] / 1e6:.2f}"
+        rows.append((candidate["name"], times, claim.figures(), *losses, size, candidate["status"]))
     yield table(heads, rows, title="Pareto front", title_justify="left")
     lost = [c for c in record["candidates"] if c["status"] != "chosen"]
-    for one in lost if verbose else lost[:_LOSERS_SHOWN]:
-        yield f"{one['name']}: {one['reason']}"
+    for candidate in lost if verbose else lost[:_LOSERS_SHOWN]:
+        yield f"{candidate['name']}: {candidate['reason']}"
     if not verbose and len(lost) > _LOSERS_SHOWN:
         yield f"and {len(lost) - _LOSERS_SHOWN} more (-v shows them)"
     yield f"{len(record['candidates'])} candidates in {record['elapsed_s']:.0f} s"

@@ -41,8 +41,8 @@ def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
     """
     from edgeq.remote.machine import set_up
 
-    found = set_up(board_of(board), wheels=wheels, progress=printer.progress())
-    printer.lines(found, found.lines())
+    setup = set_up(board_of(board), wheels=wheels, progress=printer.progress())
+    printer.lines(setup, setup.lines())
 
 
 @command("clean", within=device_command)
@@ -51,8 +51,8 @@ def clean_board(printer: Printer, board: str) -> None:
     """Remove everything that edgeq keeps on BOARD: bundles, programs and the Python environment."""
     from edgeq.remote.machine import clean
 
-    found = clean(board_of(board))
-    printer.lines(found, found.lines())
+    removal = clean(board_of(board))
+    printer.lines(removal, removal.lines())
 
 
 @click.group("emulate")

@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from edgeq_device.system.files import open_file
 from edgeq_device.system.programs import child_environment, find_program
 
+from edgeq.arguments import as_options
 from edgeq.emulate.emulator import Emulator, Recipe, checked, home
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.util.display import SILENT, Progress
@@ -387,7 +388,7 @@ def use_sysroot(emulator: Emulator, root: Path) -> Sysroot:
     Raises:
         UsageError: the file system has no Python for that architecture.
     """
-    lock = Lock(root.resolve(), notes=("provided with --sysroot",))
+    lock = Lock(root.resolve(), notes=(as_options("provided with --sysroot"),))
     found = _sysroot(emulator, lock)
     place = place_of(emulator)
     SYSROOT.check(place)

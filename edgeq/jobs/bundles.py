@@ -34,22 +34,22 @@ def used_ranges(job: Job, built: Built) -> dict[str, Range]:
     float, the range is the one from which the artifact was built.
     """
     file = shared_model(built.artifact.proof_model, job.prepared.graph)
-    found = dict(built.ranges)
+    ranges = dict(built.ranges)
     for match in match_activations(job.prepared.graph, file):
-        params, before = match.params, found.get(match.name)
-        if params is not None and not (before is not None and _is_scale_of(params, before)):
-            found[match.name] = _represented(params)
-    return found
+        params, requested = match.params, ranges.get(match.name)
+        if params is not None and not (requested is not None and _is_scale_of(params, requested)):
+            ranges[match.name] = _represented(params)
+    return ranges
 
 
 def variant_ranges(job: Job, built: Mapping[str, Built]) -> dict[str, dict[str, Range]]:
     """Return the result of `used_ranges` for each variant that has ranges, keyed by the variant's name. If variants
     share a file, it is read only once.
     """
-    static = {name: one for name, one in built.items() if one.ranges}
-    files = {one.artifact.proof_model: one for one in static.values()}
-    found = {file: used_ranges(job, one) for file, one in files.items()}
-    return {name: found[one.artifact.proof_model] for name, one in static.items()}
+    static = {name: build for name, build in built.items() if build.ranges}
+    files = {build.artifact.proof_model: build for build in static.values()}
+    ranges_by_file = {file: used_ranges(job, build) for file, build in files.items()}
+    return {name: ranges_by_file[build.artifact.proof_model] for name, build in static.items()}
 
 
 def write_variant_tables(
@@ -69,17 +69,17 @@ def write_variant_tables(
         return {}
     folder.mkdir()
     tensors = quantizable_tensors(job.prepared.graph)
-    written: list[tuple[dict[str, Range], Path]] = []
+    tables: list[tuple[dict[str, Range], Path]] = []
     places = {}
     for name, ranges in used.items():
         # If a recovery rewrites the model, some tensors of the source have no range in the artifact.
-        known = {**scheme_ranges(job.statistics, built[name].artifact.scheme), **ranges}
-        kept = {tensor: known[tensor] for tensor in job.statistics.tensors}
-        place = next((place for other, place in written if other == kept), None)
+        all_ranges = {**scheme_ranges(job.statistics, built[name].artifact.scheme), **ranges}
+        table = {tensor: all_ranges[tensor] for tensor in job.statistics.tensors}
+        place = next((place for content, place in tables if content == table), None)
         if place is None:
-            place = folder / str(len(written))
-            write_tables(place, kept, tensors=tensors)
-            written.append((kept, place))
+            place = folder / str(len(tables))
+            write_tables(place, table, tensors=tensors)
+            tables.append((table, place))
         places[name] = place
     return places
 
@@ -189,9 +189,11 @@ def shipped_files(builds: Mapping[str, Built], workdir: Path) -> dict[str, Path]
     folder = workdir / "converted"
     folder.mkdir()
     files = EngineFiles(folder)
-    made = {name: files.file(one.artifact.model, one.artifact.settings().engine) for name, one in builds.items()}
-    whole = {name: file for name, file in made.items() if file == builds[name].artifact.model}
-    return {**made, **share_weights(whole, workdir / "shared")}
+    models = {
+        name: files.file(build.artifact.model, build.artifact.settings().engine) for name, build in builds.items()
+    }
+    unconverted = {name: file for name, file in models.items() if file == builds[name].artifact.model}
+    return {**models, **share_weights(unconverted, workdir / "shared")}
 
 
 def as_text(name: str) -> str:
@@ -254,6 +256,6 @@ def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, A
 
 def _licence(job: Job) -> dict[str, str]:
     """Return the model's licence, if its metadata contains one."""
-    held = {key.lower(): value.strip() for key, value in job.prepared.model.metadata_props.items()}
-    licence = held.get("license") or held.get("licenses") or held.get("licence")
+    properties = {key.lower(): value.strip() for key, value in job.prepared.model.metadata_props.items()}
+    licence = properties.get("license") or properties.get("licenses") or properties.get("licence")
     return {"license": licence} if licence else {}

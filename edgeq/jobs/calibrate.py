@@ -186,8 +186,8 @@ class _Store:
 
     def save(self, partial: Statistics) -> None:
         """Write the statistics so far, if any sample has been counted."""
-        counted = partial.complete or any(tensor.samples for tensor in partial.tensors.values())
-        if self.folder is not None and counted:
+        has_samples = partial.complete or any(tensor.samples for tensor in partial.tensors.values())
+        if self.folder is not None and has_samples:
             save_statistics(partial, self.folder, force=self.replaces)
             self.replaces = self.filled = True
 

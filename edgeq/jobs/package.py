@@ -251,18 +251,18 @@ def run_package(
         # 3. Statistics that `calibrate` wrote replace the pass.
         job = collect_statistics(job, request.statistics)
         if contents.selftest > len(job.validation):
-            found, wanted = len(job.validation), contents.selftest
-            request.progress.note(f"the self-test has {found} samples, not {wanted}: there are no more")
+            available, requested = len(job.validation), contents.selftest
+            request.progress.note(f"the self-test has {available} samples, not {requested}: there are no more")
         # 4. A target that fails leaves the bundles of the others untouched.
         variants, failures = _build_variants(plan, job, contents.selftest)
         # 5. Nothing is written before all variants are built, so a bundle is never incomplete.
         bundles = {place: names for place, names in plan.bundles.items() if not failures.keys() & set(names)}
         notes = _notes(job, variants)
         for place, names in bundles.items():
-            held = {name: v for name, v in variants.items() if variant_name(v.built.target) in names}
-            _write(plan, job, place, held, contents, notes)
+            contained = {name: v for name, v in variants.items() if variant_name(v.built.target) in names}
+            _write(plan, job, place, contained, contents, notes)
     if failures:
-        raise _all_in_one(failures, written=list(bundles))
+        raise _all_in_one(failures, bundles=list(bundles))
     places = {name: place for place, names in bundles.items() for name in names}
     place_by_variant = {name: places[variant_name(variant.built.target)] for name, variant in variants.items()}
     return Packaged(plan.output, place_by_variant, variants, notes)
@@ -411,17 +411,17 @@ def _places(output: Path, names: Sequence[str], *, split: bool) -> dict[Path, tu
     return {output / f"{name}{SUFFIX}": (name,) for name in names}
 
 
-def _all_in_one(failed: Mapping[str, EdgeqError], *, written: Sequence[Path]) -> EdgeqError:
+def _all_in_one(failed: Mapping[str, EdgeqError], *, bundles: Sequence[Path]) -> EdgeqError:
     """Return one error for all the targets that failed. It has the type of the first error, and names the bundles that
     were written nevertheless.
     """
-    first = next(iter(failed.values()))
+    error = next(iter(failed.values()))
     problems = "; ".join(
         error.problem if error.problem.startswith(name) else f"{name}: {error.problem}"
         for name, error in failed.items()
     )
-    done = f"written: {', '.join(map(str, written))}" if written else "no bundle is written"
-    return type(first)(f"{problems}; {done}", first.fix)
+    outcome = f"written: {', '.join(map(str, bundles))}" if bundles else "no bundle is written"
+    return type(error)(f"{problems}; {outcome}", error.fix)
 
 
 def _in_package_order(targets: Sequence[Target]) -> list[Target]:

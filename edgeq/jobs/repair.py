@@ -62,17 +62,19 @@ class Repairer:
             # A repair may keep the layers that overflow in float, so an output that is not finite is not yet the end.
             proof, falls_short = error, True
         record = None
-        plain = built
+        original = built
         if falls_short and self.effort is not None:
             key = json.dumps([artifact_key(built.target, scheme), built.artifact.proof_options], sort_keys=True)
-            repaired, record = self.builds.once("repair", key, lambda: self._climb(plain, scheme, limit, destination))
+            repaired, record = self.builds.once(
+                "repair", key, lambda: self._climb(original, scheme, limit, destination)
+            )
             if repaired is not None:
                 built = self.builds.for_target(built.target, repaired)
                 # No scheme describes a repaired model, so its proof has no key under which it could be shared.
                 proof = self.builds.prove(built, None, native=native)
         if isinstance(proof, NotFiniteError):
-            tried = f"; {len(record.steps)} builds were no better" if record is not None else ""
-            raise NotFiniteError(f"{proof.problem}{tried}", proof.fix) from proof
+            attempts = f"; {len(record.steps)} builds were no better" if record is not None else ""
+            raise NotFiniteError(f"{proof.problem}{attempts}", proof.fix) from proof
         return built, replace(proof, repair=record)
 
     def _climb(

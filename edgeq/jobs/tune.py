@@ -112,8 +112,10 @@ def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: in
     built = with_compiled(job, evaluator.built(candidate))
     route = None if run.clock is None else run.clock.route
     coverage = target_coverage(job, built, route=route)
-    judged = replace(job, validation=evaluator.proof_samples(count))
-    proof = simulated_proof(job, built, prove_built(judged, built, coverage, timed=False, threads=threads, count=count))
+    reduced = replace(job, validation=evaluator.proof_samples(count))
+    proof = simulated_proof(
+        job, built, prove_built(reduced, built, coverage, timed=False, threads=threads, count=count)
+    )
     size, native = model_bytes(built.artifact.model), runs_natively(run.target, run.here)
     board_checks = () if run.clock is None else run.clock.checks()
     checks = strongest((*artifact_checks(built, proof, run.here, None), *board_checks))
@@ -280,12 +282,22 @@ def run_tune(
     ):
         # 2. All timings run on `plan.machine`, but everything is built on this one.
         static = is_static(request, plan.target)
-        job = prepare(request, Path(folder), static=static, workers=workers, machine=plan.here)
+        job = prepare(request, Path(folder), static=static, workers=workers, machine=plan.this_machine)
         # 3. A run that goes on uses the statistics of the run that it continues.
         job = collect_statistics(job, _earlier_statistics(plan, resume=resume))
-        run = Run(job, plan.target, plan.here, plan.machine, job.task, plan.goal, clock, Path(folder), request.progress)
+        run = Run(
+            job,
+            plan.target,
+            plan.this_machine,
+            plan.machine,
+            job.task,
+            plan.goal,
+            clock,
+            Path(folder),
+            request.progress,
+        )
         # 4. From here on, a second run for the same output is refused.
-        claims.enter_context(claimed(plan.kept))
+        claims.enter_context(claimed(plan.journal_folder))
         journal = _open_journal(plan, run, resume=resume)
         # 5. An interrupt loses at most the measurement that is under way.
         evaluator = _evaluator(plan, run, opener)
@@ -293,8 +305,8 @@ def run_tune(
         search = _search(plan, run, evaluator, journal, evidence, opener)
         outcome, record = search.outcome, record_of(run, evaluator, search, plan.deadline.elapsed_s)
         if outcome.winner is None:
-            keep_record(plan.kept, record)
-            hint = f"-v lists all candidates; {_kept(plan.kept)}"
+            keep_record(plan.journal_folder, record)
+            hint = f"-v lists all candidates; {_kept_note(plan.journal_folder)}"
             raise GoalNotMetError(_missed(run, outcome, timed=plan.timed), hint, record)
         # 6. If the goal is missed, the candidate that comes closest is still worth a bundle.
         proof = _write(plan, run, evaluator, outcome, record, contents or BundleContents())
@@ -310,21 +322,21 @@ class _Plan:
     """Hold what is decided before any work.
 
     Attributes:
-        here, machine: this machine, and the machine on which everything is timed.
+        this_machine, machine: this machine, and the machine on which everything is timed.
         timed: whether candidates are timed. If the target is simulated, they are compared by other figures.
         field: the engines that run the candidates.
-        kept: the folder next to the output that keeps the journal.
+        journal_folder: the folder next to the output that keeps the journal.
     """
 
     request: Request
     goal: Goal
     output: Path
-    here: Machine
+    this_machine: Machine
     machine: Machine
     target: Target
     timed: bool
     field: Field
-    kept: Path
+    journal_folder: Path
     deadline: BudgetClock
 
 
@@ -349,19 +361,19 @@ def _plan(
     request.check_output(place)
     check_folder(place, request.paths())
     check_samples(request)
-    here = detect_machine()
-    machine = here if clock is None else clock.machine
+    this_machine = detect_machine()
+    machine = this_machine if clock is None else clock.machine
     target, timed = resolve_timed(request, machine)
     request.schemes([target])
     field = find_field(target, machine, choices, timed=timed, progress=progress)
     if clock is not None:
         field = field.also_on(clock.engines, choices, progress)
-    return _Plan(request, goal, place, here, machine, target, timed, field, folder_of(place), deadline)
+    return _Plan(request, goal, place, this_machine, machine, target, timed, field, folder_of(place), deadline)
 
 
 def _earlier_statistics(plan: _Plan, *, resume: bool) -> Path | None:
     """Return the folder of statistics to use instead of a pass, or None."""
-    collected = plan.kept / COLLECTED
+    collected = plan.journal_folder / COLLECTED
     if plan.request.statistics is None and resume and collected.exists():
         return collected
     return plan.request.statistics
@@ -373,12 +385,14 @@ def _open_journal(plan: _Plan, run: Run, *, resume: bool) -> Journal:
     Raises:
         OutputError: there is a journal but `resume` is not set, or the journal is of another run.
     """
-    forget_record(plan.kept)
-    journal = Journal(plan.kept / JOURNAL, settings_of(run, plan.field), resume=resume, force=plan.request.force)
+    forget_record(plan.journal_folder)
+    journal = Journal(
+        plan.journal_folder / JOURNAL, settings_of(run, plan.field), resume=resume, force=plan.request.force
+    )
     if journal.known:
         run.progress.note(f"continuing from {journal.path}: {journal.known} measurements are known")
     if run.job.statistics is not None and plan.request.statistics is None:
-        save_statistics(run.job.statistics, plan.kept / COLLECTED, force=True)
+        save_statistics(run.job.statistics, plan.journal_folder / COLLECTED, force=True)
     return journal
 
 
@@ -433,16 +447,16 @@ def _judge(plan: _Plan, run: Run, outcome: Outcome, record: Mapping[str, Any]) -
         GoalNotMetError: the goal is not met.
     """
     if not met(outcome, plan.goal):
-        keep_record(plan.kept, record)
-        hint = f"{shown(plan.output)} contains the nearest; {_kept(plan.kept)}"
+        keep_record(plan.journal_folder, record)
+        hint = f"{shown(plan.output)} contains the nearest; {_kept_note(plan.journal_folder)}"
         problem = _missed(run, outcome, timed=plan.timed)
         raise GoalNotMetError(problem, hint, {"bundle": str(plan.output), **record})
     assert outcome.winner is not None
     if outcome.winner.verdict == UNKNOWN:
-        keep_record(plan.kept, record)
-        run.progress.note(f"the measurements are kept in {shown(plan.kept)}")
+        keep_record(plan.journal_folder, record)
+        run.progress.note(f"the measurements are kept in {shown(plan.journal_folder)}")
     else:
-        clear(plan.kept, run.progress)
+        clear(plan.journal_folder, run.progress)
 
 
 def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
@@ -450,7 +464,7 @@ def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
     return "; ".join(verdict(outcome, run.goal)) if timed else shortfall(run.target, run.goal, outcome)
 
 
-def _kept(folder: Path) -> str:
+def _kept_note(folder: Path) -> str:
     return f"the measurements are kept in {shown(folder)} for --resume --force with another --max-drop"
 
 
@@ -461,5 +475,5 @@ def _reserved_s(job: Job, deadline: BudgetClock, budget_s: float, variants: int)
     """
     samples = job.statistics.samples if job.statistics is not None else 0
     likely = variants * deadline.elapsed_s * len(job.validation) / samples if samples else 0.0
-    least, most = _RESERVED
-    return min(max(_RESERVED_S + likely, least * budget_s), most * budget_s, deadline.left_s())
+    smallest_share, largest_share = _RESERVED
+    return min(max(_RESERVED_S + likely, smallest_share * budget_s), largest_share * budget_s, deadline.left_s())

@@ -286,6 +286,7 @@ def debug(
         worst: maximum number of error sources to name.
         variant: variant of a bundle; None uses the one that fits this machine.
         session_options: session options that the quantized file needs; a bundle has its own.
+        threads: number of threads within an operator; 0 for one thread per core.
         memory: limit in bytes for tensors in memory; a lower limit means more passes. None means 512 MiB.
         engine: a plug-in such as "qnn". Its tensors are also compared with those of onnxruntime's CPU kernels.
 

@@ -142,10 +142,10 @@ def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: Exec
         about = forecast_coverage(predicted, sized_macs(source, feed), rules_title(target.backend), "")
         reason = too_slow(route, about, 1, target, progress)
     if not reason:
-        found = _measure(built, route, feed, source, explain, progress)
-        if isinstance(found, Coverage):
-            return found
-        reason = found
+        coverage = _measure(built, route, feed, source, explain, progress)
+        if isinstance(coverage, Coverage):
+            return coverage
+        reason = coverage
     if built.artifact.plugin is not None:
         return Coverage(basis="unknown", how=reason)
     return forecast_coverage(predicted, sized_macs(source, feed), rules_title(target.backend), reason)
@@ -175,11 +175,11 @@ def too_slow(route: ExecutionRoute, coverage: Coverage, inferences: int, target:
     Args:
         coverage: the model's coverage, which contains its number of multiply-accumulates.
     """
-    one = route.seconds(coverage.int8_macs, coverage.float_macs)
-    if one > REQUEST_S:
-        return f"one inference would take about {one / 3600:.1f} h on {route.how}"
-    if one * inferences >= _NOTED_S:
-        takes = f"running it on {route.how} takes about {one * inferences / 60:.0f} min"
+    inference_s = route.seconds(coverage.int8_macs, coverage.float_macs)
+    if inference_s > REQUEST_S:
+        return f"one inference would take about {inference_s / 3600:.1f} h on {route.how}"
+    if inference_s * inferences >= _NOTED_S:
+        takes = f"running it on {route.how} takes about {inference_s * inferences / 60:.0f} min"
         progress.note(f"{target.name}: {takes}; --no-emulate skips that")
     return ""
 
@@ -227,8 +227,8 @@ def artifact_key(target: Target, scheme: Scheme) -> str:
     """Return a key made of everything that determines the artifact for `target`. Targets with the same key share an
     artifact.
     """
-    own = target.name if backend_named(target.backend).targeted else ""
-    return json.dumps([target.backend, own, plain(scheme)], sort_keys=True)
+    device = target.name if backend_named(target.backend).targeted else ""
+    return json.dumps([target.backend, device, plain(scheme)], sort_keys=True)
 
 
 T = TypeVar("T")
@@ -296,8 +296,8 @@ class Builds:
         """
 
         def is_alike(built: Built) -> bool:
-            same = built.target.backend == target.backend and scheme.equals_but_options(built.artifact.scheme)
-            return same and _is_one_file(built)
+            same_graph = built.target.backend == target.backend and scheme.equals_but_options(built.artifact.scheme)
+            return same_graph and _is_one_file(built)
 
         backend, twin = backend_named(target.backend), next(filter(is_alike, self._existing()), None)
         with self.job.progress.stage("Quantizing"):
@@ -377,12 +377,14 @@ def simulated_proof(job: Job, built: Built, proof: Proof) -> Proof:
         return proof
     count = max(1, _SIMULATED_MACS // max(1, sum(node_macs(job.prepared.model).values())))
     samples = spread_over(job.validation, count)
-    with job.progress.stage("Running the simulator"), simulator(built.target) as opened:
+    with job.progress.stage("Running the simulator"), simulator(built.target) as opener:
         settings = artifact.proof_settings()
-        sessions = {FLOAT: open_session(job.prepared.path), INT8: opened(artifact.proof_model, settings)}
-        how = {FLOAT: SessionSettings(), INT8: settings}
-        found = evaluate_sessions(sessions, samples, task=job.task, reference=FLOAT, settings=how)
-    return replace(proof, agreement=found.agreement[INT8], accuracy=found.accuracy, samples=found.samples)
+        sessions = {FLOAT: open_session(job.prepared.path), INT8: opener(artifact.proof_model, settings)}
+        settings_by_name = {FLOAT: SessionSettings(), INT8: settings}
+        evaluation = evaluate_sessions(sessions, samples, task=job.task, reference=FLOAT, settings=settings_by_name)
+    return replace(
+        proof, agreement=evaluation.agreement[INT8], accuracy=evaluation.accuracy, samples=evaluation.samples
+    )
 
 
 def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
@@ -394,12 +396,13 @@ def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
     scheme, total = built.artifact.scheme, coverage.int8_macs + coverage.float_macs
     if scheme.mode == "static" or coverage.int8_macs >= max(1, _LEAST_SHARE * total) or not total:
         return
-    most = max(coverage.float_nodes, key=lambda node: node.macs, default=None)
-    if most is None or model_bytes(built.artifact.model) < (1 - _LEAST_SHARE) * model_bytes(job.source):
+    largest = max(coverage.float_nodes, key=lambda node: node.macs, default=None)
+    if largest is None or model_bytes(built.artifact.model) < (1 - _LEAST_SHARE) * model_bytes(job.source):
         return
     raise ModelError(
         f"{job.source}: {scheme.mode} quantization leaves {coverage.float_macs / total:.2%} of the "
-        f"multiply-accumulates in float and makes the file no smaller; {most.op_type} ({most.name}): {most.reason}",
+        "multiply-accumulates in float and makes the file no smaller; "
+        f"{largest.op_type} ({largest.name}): {largest.reason}",
         "Quantize it statically: leave out --dynamic or --weight-only (with the older calibrate.py, --static=true)",
     )
 
@@ -412,11 +415,11 @@ def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
         predicted: the predictions for the prepared model, made with the scheme that was built.
     """
     scheme, plugin = built.artifact.scheme, built.artifact.plugin
-    known = {node.name: node for node in predicted}
+    predictions = {node.name: node for node in predicted}
 
     def explain(name: str, op_type: str) -> str:
         """Return the reason. See `explainer`."""
-        node = known.get(name)
+        node = predictions.get(name)
         if node is not None and node.verdict == "float":
             return node.reason
         if plugin is not None:
@@ -427,9 +430,9 @@ def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
             if node is None:
                 return "ONNX Runtime's optimiser made it from nodes that are not all in int8"
             return "it could run in int8, but not all of its neighbours are in int8, so ONNX Runtime did not fuse it"
-        whole = known.get(name.partition("/")[0])
-        if node is None and whole is not None and whole.op_type == "GRU":
-            return f"of {whole.name}, only the products run in int8"
+        source_node = predictions.get(name.partition("/")[0])
+        if node is None and source_node is not None and source_node.op_type == "GRU":
+            return f"of {source_node.name}, only the products run in int8"
         kind = node.op_type if node else op_type
         if kind not in (scheme.quantized_types or ()):
             return foreign(kind)
@@ -457,25 +460,25 @@ def runtime_requirements(job: Job, target: Target, artifact: Artifact) -> tuple[
         CheckFailedError: the target's release is too old, or it computes some products wrongly on the target's CPU.
         ModelError: none of the releases that were probed could load the artifact.
     """
-    needed = compatibility(shared_model(artifact.model, job.prepared.graph).model, target.architecture)
+    requirements = compatibility(shared_model(artifact.model, job.prepared.graph).model, target.architecture)
     device = target.runtime.get("onnxruntime")
     for row in known_wrong():
         # If a target names no release, it may have any release. Then only faults with a weight limit count: weights
         # within the limit are correct in every release and cost nothing.
-        there = row.in_release(device) if device is not None else row.weight_limit > 0
-        concerned = row.provider == artifact.provider and set(row.products).intersection(needed.products)
-        if there and concerned and row.on(target.architecture, target.features):
-            raise CheckFailedError(f"{target.name}: {row.explain(device or 'of some releases', needed.products)}")
+        in_release = row.in_release(device) if device is not None else row.weight_limit > 0
+        concerned = row.provider == artifact.provider and set(row.products).intersection(requirements.products)
+        if in_release and concerned and row.on(target.architecture, target.features):
+            raise CheckFailedError(f"{target.name}: {row.explain(device or 'of some releases', requirements.products)}")
     if device is None:
-        return needed, ArtifactCheck(
-            "runtime", "none", _TABLE, f"needs onnxruntime {needed.minimum}; the target names none"
+        return requirements, ArtifactCheck(
+            "runtime", "none", _TABLE, f"needs onnxruntime {requirements.minimum}; the target names none"
         )
-    if not needed.runs_on(device):
+    if not requirements.runs_on(device):
         raise CheckFailedError(
-            f"{target.name}: {needed.explain(device)}",
+            f"{target.name}: {requirements.explain(device)}",
             "Update onnxruntime there and correct [runtime] in the target's file, or choose another scheme",
         )
-    return needed, ArtifactCheck("runtime", "modelled", _TABLE, needed.explain(device), True)
+    return requirements, ArtifactCheck("runtime", "modelled", _TABLE, requirements.explain(device), True)
 
 
 def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = None) -> bool:

@@ -65,15 +65,15 @@ def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) 
     """
     runs_here = artifact.device == "cpu" and artifact.simulation is None and artifact.plugin is None
     foreign = host is not None and host.name != target.profile.name and _saturates(host, artifact.scheme)
-    needed = runs_here and foreign
-    if needed and (artifact.proof_options or _LEFT in artifact.notes):
+    differs = runs_here and foreign
+    if differs and (artifact.proof_options or _LEFT in artifact.notes):
         return artifact  # this was already done for another target
-    exact = needed and exact_settings(artifact) is not None
+    exact = differs and exact_settings(artifact) is not None
     notes = tuple(note for note in artifact.notes if note != _LEFT)
     return replace(
         artifact,
         proof_options=exact_options() if exact else {},
-        notes=(*notes, _LEFT) if needed and not exact else notes,
+        notes=(*notes, _LEFT) if differs and not exact else notes,
     )
 
 
@@ -168,15 +168,15 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: DerivedValu
     calibration method and types.
     """
     backend = backend_for(target, derived.observed, derived.cut)
-    before, job = job.prepared.hazards, replace(job, prepared=prepared_for(job.prepared, target))
+    all_hazards, job = job.prepared.hazards, replace(job, prepared=prepared_for(job.prepared, target))
     if scheme.fit_seen:
         backend = _fitting(job, backend, scheme, derived, destination)
     artifact = backend.build(job.prepared, derived.ranges, scheme, destination, samples=job.calibration)
     if scheme.mode == "static":
-        kept = job.prepared.hazards
-        lost = {name: reason for name, reason in before.items() if name not in kept}
+        hazards = job.prepared.hazards
+        lost = {name: reason for name, reason in all_hazards.items() if name not in hazards}
         without = f"not kept in float, as {target.name} has none for layers"
-        notes = (*hazard_notes(kept, "in float"), *hazard_notes(lost, without))
+        notes = (*hazard_notes(hazards, "in float"), *hazard_notes(lost, without))
         artifact = replace(artifact, notes=(*notes, *artifact.notes))
     return Built(target, computed_as_there(artifact, target, job.host), derived.ranges)
 
@@ -190,14 +190,14 @@ def prepared_for(prepared: PreparedModel, target: Target) -> PreparedModel:
     return replace(prepared, hazards=behind_layers(prepared.graph, prepared.hazards))
 
 
-def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: DerivedValues, beside: Path) -> Backend:
+def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: DerivedValues, destination: Path) -> Backend:
     """Find the largest sums of two products that occur in the model with full ranges, and return a backend that uses
     them.
     """
     if job.calibration is None:
         raise UsageError("fit_seen needs calibration samples", "Use fit_pairs")
     full = scheme.replace(fit_pairs=False, fit_seen=False)
-    with tempfile.TemporaryDirectory(prefix="edgeq-full-", dir=beside.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix="edgeq-full-", dir=destination.parent) as folder:
         place = Path(folder) / "model.onnx"
         artifact = backend.build(job.prepared, derived.ranges, full, place, samples=job.calibration)
         source = source_names(job.prepared.model)
@@ -217,7 +217,7 @@ def job_ranges(job: Job, scheme: Scheme) -> dict[str, Range]:
     """
     assert job.statistics is not None
     ranges = scheme_ranges(job.statistics, scheme)
-    return {**ranges, **{name: known for name, known in job.adopted.items() if name in ranges}}
+    return {**ranges, **{name: adopted for name, adopted in job.adopted.items() if name in ranges}}
 
 
 def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> DerivedValues:

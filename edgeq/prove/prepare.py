@@ -98,37 +98,37 @@ def prepare(
     task = request.task
     if task is None and validation is not None:
         task = find_detection(validation, prepared.signature, session(), progress)
-    judged = validation if validation is not None else data
-    assert judged is not None
+    proof_data = validation if validation is not None else data
+    assert proof_data is not None
 
-    def opened(data: Data, known: Preprocess | None = None) -> Samples:
-        """Open samples. If no preprocessing is named for images, use `known` or else the preprocessing that gives
+    def open_data(data: Data, preprocess: Preprocess | None = None) -> Samples:
+        """Open samples. If no preprocessing is named for images, use `preprocess` or else the preprocessing that gives
         the best accuracy on the labels.
         """
         samples = open_or_search(
             data,
             prepared.signature,
             session=session,
-            judged=judged,
+            judged=proof_data,
             task=task,
-            known=known,
+            known=preprocess,
             model=model,
             progress=progress,
         )
         return replace(samples, hold=_HELD_BYTES) if isinstance(samples, SourceSamples) else samples
 
-    proof_samples = opened(judged)
-    known = proof_samples.preprocess if isinstance(proof_samples, SourceSamples) else None
-    calibration = proof_samples if judged is data else None
+    proof_samples = open_data(proof_data)
+    preprocess = proof_samples.preprocess if isinstance(proof_samples, SourceSamples) else None
+    calibration = proof_samples if proof_data is data else None
     if data is not None and calibration is None:
-        calibration = opened(data, known)
+        calibration = open_data(data, preprocess)
     held_out = validation is not None
     if data is not None and validation is not None:
-        apart = _apart(calibration, proof_samples, progress)
-        calibration, held_out = apart or (calibration, not _same_source(data.source, validation.source))
+        disjoint = _without_shared_files(calibration, proof_samples, progress)
+        calibration, held_out = disjoint or (calibration, not _same_source(data.source, validation.source))
     doubts = _input_doubts(calibration, proof_samples)
     if validation is None and request.statistics is None and len(proof_samples) >= _ENOUGH:
-        calibration, proof_samples = _parted(proof_samples)
+        calibration, proof_samples = _split(proof_samples)
         held_out, every = True, len(calibration) + len(proof_samples)
         note = f"{len(proof_samples)} of the {every} samples are kept for the proof and left out of the calibration"
         prepared = replace(prepared, notes=(*prepared.notes, note))
@@ -140,7 +140,7 @@ def prepare(
     if task is not None and validation is not None:
         task = settle(task, session(), proof_samples, progress=progress)
         check_skill(task, session(), proof_samples, progress=progress)
-    here = machine or detect_machine()
+    this_machine = machine or detect_machine()
     job = Job(
         source=model,
         prepared=prepared,
@@ -150,9 +150,9 @@ def prepare(
         statistics=None,
         adopted=adopted,
         workers=workers,
-        host=match_profile(here, load_profiles()).profile if machine is not None else None,
+        host=match_profile(this_machine, load_profiles()).profile if machine is not None else None,
         static=static,
-        machine=here,
+        machine=this_machine,
         task=task,
         progress=progress,
     )
@@ -178,25 +178,27 @@ def _input_doubts(calibration: Samples | None, proof: Samples) -> tuple[str, ...
 _ENOUGH, _PARTS = 64, 4
 
 
-def _parted(samples: Samples) -> tuple[Samples, Samples]:
+def _split(samples: Samples) -> tuple[Samples, Samples]:
     """Split samples into those for the calibration and those for the proof. The proof gets every fourth sample, and the
     calibration does not use any of these.
     """
     proof = range(_PARTS // 2, len(samples), _PARTS)
-    others = [number for number in range(len(samples)) if number not in proof]
-    return chosen_of(samples, others), chosen_of(samples, list(proof))
+    calibration = [number for number in range(len(samples)) if number not in proof]
+    return chosen_of(samples, calibration), chosen_of(samples, list(proof))
 
 
-def _same_source(one: Any, other: Any) -> bool:
+def _same_source(source: Any, reference: Any) -> bool:
     """Return whether two sources are the same path or the same object, which means that both give the same first
     samples.
     """
-    if isinstance(one, str | Path) and isinstance(other, str | Path):
-        return Path(one).absolute() == Path(other).absolute()
-    return one is other
+    if isinstance(source, str | Path) and isinstance(reference, str | Path):
+        return Path(source).absolute() == Path(reference).absolute()
+    return source is reference
 
 
-def _apart(calibration: Samples | None, proof: Samples, progress: Progress) -> tuple[Samples, bool] | None:
+def _without_shared_files(
+    calibration: Samples | None, proof: Samples, progress: Progress
+) -> tuple[Samples, bool] | None:
     """Return the calibration samples without the files of the proof, and True. If no sample would be left, return all
     calibration samples, and False. Return None if the samples are not files.
     """
@@ -205,17 +207,17 @@ def _apart(calibration: Samples | None, proof: Samples, progress: Progress) -> t
     files = calibration.files()
     if not files or not proof.files():
         return None
-    shared = shared_files(files, proof.files())
-    if not shared:
+    common_files = shared_files(files, proof.files())
+    if not common_files:
         return calibration, True
-    left = calibration.without(shared)
-    if not left.selection:
+    remaining = calibration.without(common_files)
+    if not remaining.selection:
         return calibration, False
     progress.note(
-        f"{len(files) - len(left.selection)} of {len(files)} calibration samples are also validation samples, "
-        f"so they are left out of the calibration: {min(shared).name}" + (" …" if len(shared) > 1 else "")
+        f"{len(files) - len(remaining.selection)} of {len(files)} calibration samples are also validation samples, "
+        f"so they are left out of the calibration: {min(common_files).name}" + (" …" if len(common_files) > 1 else "")
     )
-    return left, True
+    return remaining, True
 
 
 def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
@@ -252,12 +254,12 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
             outputs=outputs,
             progress=job.progress,
         )
-    known = outputs.all() if outputs is not None else ()
+    float_outputs = outputs.all() if outputs is not None else ()
     return replace(
         job,
         prepared=calibrated(prepared, collected),
         statistics=collected,
-        float_outputs=known,
+        float_outputs=float_outputs,
         basis=find_basis(prepared.graph, collected),
     )
 

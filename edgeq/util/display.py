@@ -33,10 +33,10 @@ class Displayed:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
-        shown = [
+        parts = [
             f"{_cut(repr(name)[1:-1])}={_brief(value)}" for name, value in self.__brief__().items() if not _empty(value)
         ]
-        line = f"{type(self).__name__}({', '.join(shown)})"
+        line = f"{type(self).__name__}({', '.join(parts)})"
         return line if len(line) <= _LINE else f"{line[: _LINE - 3]}, …)"
 
 
@@ -92,24 +92,24 @@ def _brief(value: Any) -> str:
         name = getattr(value, "title", None) or getattr(value, "name", None)
         return repr(_cut(name)) if isinstance(name, str) else f"{type(value).__name__}(…)"
     if isinstance(value, Sized) and not isinstance(value, range):
-        if isinstance(value, Mapping | tuple | list) and len(value) <= _FEW and all(map(_plain, value)):
+        if isinstance(value, Mapping | tuple | list) and len(value) <= _FEW and all(map(_is_short, value)):
             if not isinstance(value, Mapping):
                 return ", ".join(_brief(item) for item in value).join("[]")
-            if all(map(_plain, value.values())):
+            if all(map(_is_short, value.values())):
                 items = (f"{_cut(repr(str(name))[1:-1])}: {_brief(item)}" for name, item in value.items())
                 return ", ".join(items).join("{}")
         return f"<{len(value)} {'item' if len(value) == 1 else 'items'}>"
     return _cut(repr(value)) if isinstance(value, range) else f"<{type(value).__name__}>"
 
 
-def _plain(value: Any) -> bool:
+def _is_short(value: Any) -> bool:
     return isinstance(value, str | PurePath | int | float)
 
 
-def _cut(text: str, most: int = _TEXT) -> str:
+def _cut(text: str, limit: int = _TEXT) -> str:
     """Shorten a long text by leaving out its middle, because names and paths usually differ at their ends."""
-    half = most // 2
-    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}…{text[-half:]}"
 
 
 Advance = Callable[[int], None]
@@ -147,8 +147,8 @@ OTHER = "everything else"
 class Stopwatch:
     """Pass progress on to another display, and measure the time of each stage."""
 
-    def __init__(self, shown: Progress) -> None:
-        self._shown, self._start = shown, perf_counter()
+    def __init__(self, display: Progress) -> None:
+        self._shown, self._start = display, perf_counter()
         self._stages: dict[str, float] = {}
 
     @contextmanager
@@ -167,5 +167,5 @@ class Stopwatch:
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent so far in each stage, in order, and outside all stages."""
-        rest = perf_counter() - self._start - sum(self._stages.values())
-        return {title: round(taken, 3) for title, taken in (*self._stages.items(), (OTHER, max(0.0, rest)))}
+        remainder = perf_counter() - self._start - sum(self._stages.values())
+        return {title: round(seconds, 3) for title, seconds in (*self._stages.items(), (OTHER, max(0.0, remainder)))}

@@ -72,14 +72,14 @@ def check_threads() -> None:
         RuntimeError: the system refuses to start more threads.
     """
     named = next((os.environ[name] for name in _THREADS if os.environ.get(name, "").isdecimal()), "")
-    done, started = threading.Event(), []
+    release, started = threading.Event(), []
     try:
         for _ in range(int(named or os.cpu_count() or 1) - 1):
-            thread = threading.Thread(target=done.wait)
+            thread = threading.Thread(target=release.wait)
             thread.start()
             started.append(thread)
     finally:
-        done.set()
+        release.set()
         for thread in started:
             thread.join()
 

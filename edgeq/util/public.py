@@ -18,11 +18,14 @@ _ALSO = {"validation": "val", "first": "start", "target": "targets"}
 
 
 @functools.cache
-def public(function: Callable[..., Any]) -> Callable[..., Any]:
+def public(function: Callable[..., Any], *, takes_models: bool = False) -> Callable[..., Any]:
     """Return a version of `function` for Python sessions.
 
-    The new function shows progress if `progress` is not given. It accepts an onnx.ModelProto instead of a path, and
-    some other names of its arguments. The traceback of an error of edgeq ends at the caller.
+    The new function shows progress if `progress` is not given, and accepts some other names of its arguments. The
+    traceback of an error of edgeq ends at the caller.
+
+    Args:
+        takes_models: whether the new function accepts an onnx.ModelProto where `function` needs a path.
     """
     signature = expanded_signature(function)
     takes = signature.parameters
@@ -38,8 +41,9 @@ def public(function: Callable[..., Any]) -> Callable[..., Any]:
             named["progress"] = default_progress()
         try:
             with ExitStack() as stack:
-                values = tuple(on_disk(value, stack) for value in values)
-                named = {name: on_disk(value, stack) for name, value in named.items()}
+                if takes_models:
+                    values = tuple(on_disk(value, stack) for value in values)
+                    named = {name: on_disk(value, stack) for name, value in named.items()}
                 return function(*values, **named)
         except EdgeqError as error:
             raise error.with_traceback(None) from None

@@ -74,7 +74,8 @@ def test_many_options_are_shown_by_topic() -> None:
     ("line", "meant"),
     [
         ("quantise model.onnx", "Did you mean quantize?"),
-        ("evaluate m.onnx", "Did you mean"),
+        ("evaluat m.onnx", "Did you mean"),
+        ("evaluate m.onnx", "Missing option '--data'"),
         ("bech m.onnx", "Did you mean bench?"),
         ("quantize m.onnx --taget x", "--target"),
         ("frobnicate", "See `edgeq --help`"),
