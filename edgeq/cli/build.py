@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, command, propose_check, styled, table
+from edgeq.cli._common import Lines, Printer, command, styled, table
+from edgeq.cli._next import propose_check
 from edgeq.cli._options import (
     COMPLETE_RECOVERY,
     ENGINE,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from edgeq.remote.clock import BoardClock
     from edgeq.util.display import Progress
 
+# So many rows of the largest nodes and worst outputs keep the result on one screen; -v shows all.
 _FLOAT_NODES_SHOWN = 8
 _OUTPUTS_SHOWN = 4
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, command, fill_next, styled, table
+from edgeq.cli._common import Lines, Printer, command, styled, table
+from edgeq.cli._next import fill_next
 from edgeq.cli._options import (
     FORCE,
     OUTPUT,

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from edgeq.cli._common import Printer, command, fill_next
+from edgeq.cli._common import Printer, command
+from edgeq.cli._next import fill_next
 from edgeq.cli._options import PATH, board_of, complete_board
 
 BOARD = click.argument("board", metavar="BOARD", shell_complete=complete_board)

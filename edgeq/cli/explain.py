@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, choose_next, command, fill_next, propose_check, styled, table
+from edgeq.cli._common import Lines, Printer, command, styled, table
+from edgeq.cli._next import choose_next, fill_next, propose_check
 from edgeq.cli._options import (
     OUTPUT,
     OWN_PREPROCESS,

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from edgeq.cli._common import GroupedCommand, Printer, command, fill_next
+from edgeq.cli._common import GroupedCommand, Printer, command
+from edgeq.cli._next import fill_next
 from edgeq.cli._options import PATH, OutputPath
 from edgeq.cli._recipe import RecipeStep, parameters_of, several
 from edgeq.errors import UsageError

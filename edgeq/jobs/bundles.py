@@ -143,13 +143,16 @@ def bundle_variants(
     record = _report_record(job, variants, used, command, notes)
     extras = report_files(record if tuning is None else {**record, "tuning": tuning})
     models = shipped_files({name: variant.built for name, variant in variants.items()}, workdir)
+    # Variants that compute the same outputs share their test vectors, because these may be larger than the models.
     cases = {
         key: selftest_cases(variant.built.artifact, job.validation, contents.selftest)
         for key, variant in {_answers(variant): variant for variant in variants.values()}.items()
     }
+    # Devices read one name a line.
     names = [re.sub(r"\s+", " ", as_text(name)) for name in getattr(job.validation, "score_names", ())]
     if any(names):
         extras[LABELS] = "".join(f"{name}\n" for name in names).encode("utf-8")
+    # Several variants may bring the same alternative, which is written once.
     stand_ins = {a.name: a for variant in variants.values() for a in variant.built.artifact.alternatives}
     for name, variant in variants.items():
         extras.update({f"{name}.{file.name}": file.read_bytes() for file in variant.built.artifact.tables})

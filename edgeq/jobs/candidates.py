@@ -80,6 +80,7 @@ def plan(request: Request, *, goal: Goal | None = None, engines: Sequence[Engine
     return CandidateList(
         target=target,
         goal=goal,
+        # The float model competes in other engines too, unless size decides, which no engine changes.
         candidates=with_entrants(kernels, field, unquantized=goal.objective != "size"),
         methods=tuple(c.name for c in methods),
         recoveries=tuple(name for group in recovery_groups() for name in group) if editable else (),
@@ -101,8 +102,7 @@ def resolve_timed(request: Request, machine: Machine) -> tuple[Target, bool]:
     Raises:
         HardwareError: the target is unknown, or cannot run or be simulated here.
     """
-    (name,) = request.targets
-    target = resolve(name, machine)
+    target = resolve(request.only_target(), machine)
     lacks = target.profile.missing(machine)
     if lacks and not backend_named(target.backend).simulated:
         raise HardwareError(

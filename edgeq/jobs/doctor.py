@@ -104,6 +104,7 @@ def _on_gpu(progress: Progress) -> Iterator[DoctorCheck]:
     if not gpus:
         yield DoctorCheck("GPU run", "not run", problem)
         return
+    # With several GPUs, the most capable one decides the profile.
     best = max(gpus, key=lambda gpu: gpu.compute_capability)
     fitting = [
         profile
@@ -142,6 +143,7 @@ def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Do
         return DoctorCheck(
             name, "failed", f"its outputs differ from the simulation's by {worst:.2g} times the tolerance"
         )
+    # The self-test has warmed up the session, so the timed runs need no warm-up of their own.
     feeds = read_arrays(variant.cases[0].inputs)
     times = []
     for _ in range(_TIMED_RUNS):

@@ -269,7 +269,7 @@ def run_package(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _PackagePlan:
     """Hold what is decided before any work.
 
     Attributes:
@@ -297,7 +297,7 @@ def _plan(
     engines: EngineChoice | str | Sequence[EngineChoice | str],
     *,
     split: bool,
-) -> _Plan:
+) -> _PackagePlan:
     """Return the plan for a request.
 
     Raises:
@@ -322,10 +322,10 @@ def _plan(
     schemes = request.schemes(targets)
     if request.require_coverage is not None:
         check_measurable(targets, machine, emulate=request.emulate)
-    return _Plan(request, machine, targets, schemes, typed, plugins, place, bundles, split)
+    return _PackagePlan(request, machine, targets, schemes, typed, plugins, place, bundles, split)
 
 
-def _prepare(plan: _Plan, folder: Path, workers: Workers | None) -> Job:
+def _prepare(plan: _PackagePlan, folder: Path, workers: Workers | None) -> Job:
     return prepare(
         plan.request,
         folder,
@@ -337,7 +337,9 @@ def _prepare(plan: _Plan, folder: Path, workers: Workers | None) -> Job:
     )
 
 
-def _build_variants(plan: _Plan, job: Job, selftest: int) -> tuple[dict[str, ProvenVariant], dict[str, EdgeqError]]:
+def _build_variants(
+    plan: _PackagePlan, job: Job, selftest: int
+) -> tuple[dict[str, ProvenVariant], dict[str, EdgeqError]]:
     """Return the variants of all targets by name. If each target has its own bundle, also return the errors of targets
     that failed.
 
@@ -375,7 +377,7 @@ def _notes(job: Job, variants: Mapping[str, ProvenVariant]) -> tuple[str, ...]:
 
 
 def _write(
-    plan: _Plan,
+    plan: _PackagePlan,
     job: Job,
     place: Path,
     variants: Mapping[str, ProvenVariant],

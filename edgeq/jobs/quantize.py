@@ -241,7 +241,7 @@ def run_quantize(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _QuantizePlan:
     """Hold what is decided before any work.
 
     Attributes:
@@ -263,7 +263,7 @@ class _Plan:
 
 def _plan(
     request: Request, output: str | Path | None, engine: EngineChoice | str | None, builder: Builder | None
-) -> _Plan:
+) -> _QuantizePlan:
     """Return the plan for a request.
 
     Raises:
@@ -275,9 +275,7 @@ def _plan(
         raise UsageError(f"the builder is given as {type(builder).__name__}", "Give edgeq.recovering(NAME, ...)")
     choice = as_engine(engine) if engine is not None else None
     machine = detect_machine()
-    if len(request.targets) != 1:
-        raise UsageError(f"{len(request.targets)} targets are given", "Give one, or use `package` for several")
-    target = resolve(request.targets[0], machine)
+    target = resolve(request.only_target(), machine)
     place = path_of(next_to(request.model, f".int8{file_suffix(target)}") if output is None else output, "output")
     check_model_name(place)
     request.check_output(place, bundle=False)
@@ -287,10 +285,10 @@ def _plan(
         plugin = choice.engine if choice is not None else None
         check_measurable([target], machine, engine=plugin, emulate=request.emulate)
     timed = request.timed and not target.profile.missing(machine)
-    return _Plan(request, machine, target, scheme, place, suffix, choice, builder, timed)
+    return _QuantizePlan(request, machine, target, scheme, place, suffix, choice, builder, timed)
 
 
-def _draft(plan: _Plan) -> AbstractContextManager[Path]:
+def _draft(plan: _QuantizePlan) -> AbstractContextManager[Path]:
     """Return the file to write instead of the output. It becomes the output when the `with` block ends."""
     return output_file(
         plan.output,
@@ -300,7 +298,7 @@ def _draft(plan: _Plan) -> AbstractContextManager[Path]:
     )
 
 
-def _prepare(plan: _Plan, folder: Path, workers: Workers | None) -> Job:
+def _prepare(plan: _QuantizePlan, folder: Path, workers: Workers | None) -> Job:
     return prepare(
         plan.request,
         folder,
@@ -312,7 +310,7 @@ def _prepare(plan: _Plan, folder: Path, workers: Workers | None) -> Job:
     )
 
 
-def _decide(plan: _Plan, builds: Builds) -> Decision | None:
+def _decide(plan: _QuantizePlan, builds: Builds) -> Decision | None:
     """Return the decision about kernels that can saturate, or None if there is nothing to decide."""
     plugin = plan.engine.engine if plan.engine is not None and plan.engine.engine.module else None
     if plan.builder is not None or not must_decide(plan.target, plan.scheme, plan.request.overrides, plugin):
@@ -320,7 +318,7 @@ def _decide(plan: _Plan, builds: Builds) -> Decision | None:
     return decision_for(builds, plan.target, plan.scheme, plugin)
 
 
-def _prove(plan: _Plan, builds: Builds, built: Built, scheme: Scheme, model: Path) -> tuple[Built, Proof]:
+def _prove(plan: _QuantizePlan, builds: Builds, built: Built, scheme: Scheme, model: Path) -> tuple[Built, Proof]:
     """Return the build and its proof. If the build falls short, a repaired build replaces it in the file `model`.
 
     Raises:

@@ -69,7 +69,7 @@ from edgeq.util.records import marked
 
 
 def _write(
-    plan: _Plan,
+    plan: _TunePlan,
     run: Run,
     evaluator: LocalEvaluator,
     outcome: Outcome,
@@ -318,7 +318,7 @@ def run_tune(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _TunePlan:
     """Hold what is decided before any work.
 
     Attributes:
@@ -346,7 +346,7 @@ def _plan(
     goal: Goal,
     engines: EngineChoice | str | Sequence[EngineChoice | str],
     clock: BoardClock | None,
-) -> _Plan:
+) -> _TunePlan:
     """Return the plan for a request.
 
     Raises:
@@ -368,10 +368,10 @@ def _plan(
     field = find_field(target, machine, choices, timed=timed, progress=progress)
     if clock is not None:
         field = field.also_on(clock.engines, choices, progress)
-    return _Plan(request, goal, place, this_machine, machine, target, timed, field, folder_of(place), deadline)
+    return _TunePlan(request, goal, place, this_machine, machine, target, timed, field, folder_of(place), deadline)
 
 
-def _earlier_statistics(plan: _Plan, *, resume: bool) -> Path | None:
+def _earlier_statistics(plan: _TunePlan, *, resume: bool) -> Path | None:
     """Return the folder of statistics to use instead of a pass, or None."""
     collected = plan.journal_folder / COLLECTED
     if plan.request.statistics is None and resume and collected.exists():
@@ -379,7 +379,7 @@ def _earlier_statistics(plan: _Plan, *, resume: bool) -> Path | None:
     return plan.request.statistics
 
 
-def _open_journal(plan: _Plan, run: Run, *, resume: bool) -> Journal:
+def _open_journal(plan: _TunePlan, run: Run, *, resume: bool) -> Journal:
     """Open the journal of a run, and store the run's statistics next to it.
 
     Raises:
@@ -396,7 +396,7 @@ def _open_journal(plan: _Plan, run: Run, *, resume: bool) -> Journal:
     return journal
 
 
-def _evaluator(plan: _Plan, run: Run, opener: Engines) -> LocalEvaluator:
+def _evaluator(plan: _TunePlan, run: Run, opener: Engines) -> LocalEvaluator:
     return LocalEvaluator(
         run.job,
         plan.target,
@@ -410,7 +410,7 @@ def _evaluator(plan: _Plan, run: Run, opener: Engines) -> LocalEvaluator:
     )
 
 
-def _evidence(plan: _Plan, run: Run, *, memory: bool) -> Memory:
+def _evidence(plan: _TunePlan, run: Run, *, memory: bool) -> Memory:
     """Return what earlier runs on this machine found, or an empty memory if the run must not depend on them."""
     if not memory or not plan.timed or plan.goal.thorough:
         return Memory()
@@ -419,7 +419,7 @@ def _evidence(plan: _Plan, run: Run, *, memory: bool) -> Memory:
 
 
 def _search(
-    plan: _Plan, run: Run, evaluator: LocalEvaluator, journal: Journal, evidence: Memory, opener: Engines
+    plan: _TunePlan, run: Run, evaluator: LocalEvaluator, journal: Journal, evidence: Memory, opener: Engines
 ) -> Searched:
     """Search the candidates of the target, and return the result."""
     kernels = kernel_choices(run.job.prepared, plan.target, static=run.job.static)
@@ -440,7 +440,7 @@ def _search(
         raise
 
 
-def _judge(plan: _Plan, run: Run, outcome: Outcome, record: Mapping[str, Any]) -> None:
+def _judge(plan: _TunePlan, run: Run, outcome: Outcome, record: Mapping[str, Any]) -> None:
     """Clear the journal if the goal is met for certain. Otherwise keep it, so that another run can continue.
 
     Raises:

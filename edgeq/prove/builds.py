@@ -107,7 +107,7 @@ def with_compiled(job: Job, built: Built) -> Built:
 
 
 _LEFT_OUT = "--no-emulate excludes its kernels"
-_NOTED_S = 60.0
+_NOTED_S = 60.0  # a shorter wait needs no announcement
 
 
 def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: ExecutionRoute | None = None) -> Coverage:

@@ -72,6 +72,7 @@ def prepare(
     model, data, validation, progress = request.model, request.data, request.val, request.progress
     if data is None and validation is None:
         raise UsageError("there are no samples to prove the result on", "Give --data or --val")
+    # A model that is already quantized keeps its own scales, because its weights were trained or rounded for them.
     adopted: Mapping[str, Range] = {}
     if adopting and is_quantized(read_model(model)):
         adoption = adopt(model, workdir / "adopted.onnx")
@@ -89,11 +90,13 @@ def prepare(
                 "Export it in float32 (PyTorch: model.float())",
             )
         raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
+    # A misspelt node would otherwise be found only after the calibration.
     check_names(prepared, exclude)
     if validation is None and data is not None and has_parts(data):
         validation = replace(data, count=None, role="validation")
     data = in_role(data, "calibration") if data is not None else None
     validation = in_role(validation, "validation") if validation is not None else None
+    # The model is opened only if a task or a preprocessing must be found by running it, and then only once.
     session = functools.cache(lambda: open_session(prepared.path))
     task = request.task
     if task is None and validation is not None:
@@ -117,6 +120,7 @@ def prepare(
         )
         return replace(samples, hold=_HELD_BYTES) if isinstance(samples, SourceSamples) else samples
 
+    # The proof's samples come first: their labels decide the preprocessing, which both sets then share.
     proof_samples = open_data(proof_data)
     preprocess = proof_samples.preprocess if isinstance(proof_samples, SourceSamples) else None
     calibration = proof_samples if proof_data is data else None
@@ -127,6 +131,7 @@ def prepare(
         disjoint = _without_shared_files(calibration, proof_samples, progress)
         calibration, held_out = disjoint or (calibration, not _same_source(data.source, validation.source))
     doubts = _input_doubts(calibration, proof_samples)
+    # Samples that were calibrated on flatter the result, so a part is set aside if there are enough.
     if validation is None and request.statistics is None and len(proof_samples) >= _ENOUGH:
         calibration, proof_samples = _split(proof_samples)
         held_out, every = True, len(calibration) + len(proof_samples)
@@ -138,6 +143,7 @@ def prepare(
     if task is None and validation is not None:
         task = find_classification(proof_samples, session(), progress)
     if task is not None and validation is not None:
+        # If even the float model is no better than a guess, the labels or the preprocessing are wrong.
         task = settle(task, session(), proof_samples, progress=progress)
         check_skill(task, session(), proof_samples, progress=progress)
     this_machine = machine or detect_machine()

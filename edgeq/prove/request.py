@@ -90,6 +90,7 @@ class Request:
         Raises:
             UsageError: an argument has the wrong type, or the task, the effort or a field of the scheme is unknown.
         """
+        # What is left in `arguments` at the end needs no conversion.
         arguments: dict[str, Any] = dict(options)
         statistics, task = arguments.pop("statistics", None), arguments.pop("task", None)
         effort = arguments.get("effort")
@@ -109,6 +110,16 @@ class Request:
             require_coverage=parse_share("--require-coverage", arguments.pop("require_coverage", None)),
             **arguments,
         )
+
+    def only_target(self) -> str | Path:
+        """Return the target of a job that takes only one.
+
+        Raises:
+            UsageError: several targets are given.
+        """
+        if len(self.targets) != 1:
+            raise UsageError(f"{len(self.targets)} targets are given", "Give one, or use `package` for several")
+        return self.targets[0]
 
     def paths(self) -> list[Path]:
         """Return all the files and folders that the job reads.
@@ -159,6 +170,7 @@ class Request:
             fix = "Give labelled --val data: class folders, --labels FILE, or --annotations FILE for a detector"
             raise UsageError("a limit on the accuracy drop needs labels", fix)
         schemes = [target.profile.scheme.replace(**self.overrides) for target in targets]
+        # A backend that cannot build a scheme says so here, before the model is read.
         for target, scheme in zip(targets, schemes, strict=True):
             backend_for(target).check(scheme)
         return schemes

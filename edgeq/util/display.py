@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from edgeq.arguments import as_arguments, as_options
 from edgeq.util.registry import RENDERERS, Registry
 
+# The longest line, the longest text and sentence in it, and the largest collection that is shown with its items. A line
+# ends below 400 characters, so that a traceback or a log shows it whole.
 _LINE, _TEXT, _SENTENCE, _FEW = 390, 40, 160, 3
 
 REGISTRY: Registry[Callable[[Mapping[str, Any]], str]] = Registry(RENDERERS, callable, "function")

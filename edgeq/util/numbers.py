@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from edgeq.errors import UsageError
 
-_MINUS = "\u2212"
-_THIN = "\u202f"
+_MINUS = "\u2212"  # as wide as a plus sign, so that columns of signed numbers line up
+_THIN = "\u202f"  # keeps a number and its unit on one line
 
 
 def significant(value: float, digits: int = 3) -> str:

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from edgeq.cli import COMMANDS, FILES, GROUPS, SHOWN, group
-from edgeq.cli._common import next_line
+from edgeq.cli._next import next_line
 from edgeq.hardware.target import load_targets
 from tests.graphs import proto
 
