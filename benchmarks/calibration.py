@@ -27,7 +27,7 @@ import numpy as np
 import onnxruntime
 from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 
-from edgeq.calibration.collect import MAX_CONCURRENT, collect
+from edgeq.calibration.collect import MAX_CONCURRENT, PassLimits, collect
 from edgeq.calibration.instrumented import InstrumentedModel
 from edgeq.calibration.plan import plan_statistics, quantizable_tensors
 from edgeq.calibration.ranges import derive_ranges
@@ -70,7 +70,7 @@ def random_images(count: int) -> Images:
 
 def calibrate(model: Path, samples: Images, *, every_element: bool = False) -> Statistics:
     """Collect statistics of a model file over samples, derive the ranges of every method, and return the statistics."""
-    statistics = collect(read_model(model), samples, every_element=every_element)
+    statistics = collect(read_model(model), samples, limits=PassLimits(every_element=every_element))
     for method in METHODS:
         derive_ranges(statistics, method)
     return statistics

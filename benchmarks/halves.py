@@ -40,7 +40,8 @@ from edgeq.measure.rows import split_rows
 from edgeq.measure.task import Task
 from edgeq.measure.tasks.detection import Detection, input_size
 from edgeq.model.macs import node_macs
-from edgeq.prove.job import Request, collect_statistics
+from edgeq.prove.prepare import collect_statistics, prepare
+from edgeq.prove.request import Request
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.tuning.accuracy_estimate import AgreementEstimate, assess
@@ -103,8 +104,8 @@ def collect(case: Case, task: Task, workdir: Path) -> Stored:
     """Build the candidates of a case, run each candidate once, and return the outputs."""
     target = resolve("auto")
     validation = Data(case.judged_on, case.preprocess, count=MOST)
-    request = Request(case.model, Data(case.data, case.preprocess, count=case.count), validation, None, None)
-    job = collect_statistics(request.prepare(workdir))
+    request = Request(case.model, Data(case.data, case.preprocess, count=case.count), validation)
+    job = collect_statistics(prepare(request, workdir))
     evaluator = LocalEvaluator(job, target, workdir / "tune", counts=True)
     layers = [name for name, macs in node_macs(job.prepared.model).items() if macs]
     kernels = kernel_candidates(target.profile)

@@ -36,7 +36,9 @@ from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
 from edgeq.model.sizes import free_sizes
-from edgeq.prove.job import Request, build, collect_statistics
+from edgeq.prove.job import build
+from edgeq.prove.prepare import collect_statistics, prepare
+from edgeq.prove.request import Request
 from edgeq.run.engines import find_backend_engine
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tuning.accuracy import AccuracyMeter
@@ -77,8 +79,8 @@ def sizes_of(case: Case) -> dict[str, int]:
 def with_edgeq(case: Case, target: Target, wide: tuple[str, ...], folder: Path) -> tuple[Path, list[str]]:
     """Return the model that edgeq builds, and edgeq's notes."""
     data = Data(case.data, case.preprocess, count=case.count)
-    request = Request(case.model, data, None, None, None)
-    job = collect_statistics(request.prepare(folder / "work", fix=sizes_of(case)))
+    request = Request(case.model, data, fix=sizes_of(case))
+    job = collect_statistics(prepare(request, folder / "work"))
     built = build(job, target, target.profile.scheme.replace(wide=wide), folder / "int8.onnx")
     return built.artifact.model, list(built.artifact.notes)
 

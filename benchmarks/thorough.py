@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.measure.claim import make_claim, rank_until_settled
+from edgeq_device.measure.claim import SettlingRules, make_claim, rank_until_settled
 from edgeq_device.measure.latency import WarmUp
 from edgeq_device.measure.scenarios import make_runner
 from tasks import required_data
@@ -39,7 +39,7 @@ def alike(case: Case, bundles: Mapping[str, Path], winners: Mapping[str, Mapping
     with ExitStack() as stack:
         sessions = {name: stack.enter_context(open_model(bundle)).session for name, bundle in bundles.items()}
         runners = {name: make_runner(session, [feed]) for name, session in sessions.items()}
-        ranking = rank_until_settled(runners, max_duration_s=20, tie=0.005, warmup=WarmUp(max_s=2))
+        ranking = rank_until_settled(runners, SettlingRules(max_duration_s=20, tie=0.005), warmup=WarmUp(max_s=2))
     estimate, low, high = make_claim(*(ranking.distributions[name] for name in SEARCHES)).interval or (
         0.0,
         0.0,

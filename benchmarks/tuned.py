@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from contenders import edgeq_json
-from edgeq_device.measure.claim import compute_ratio, rank_until_settled
+from edgeq_device.measure.claim import SettlingRules, compute_ratio, rank_until_settled
 from edgeq_device.measure.latency import WarmUp
 from edgeq_device.measure.scenarios import make_runner
 from tune_cases import Case
@@ -67,7 +67,7 @@ def race(model: Path, bundle: Path, feed: Mapping[str, Any], name: str) -> float
     with open_model(bundle) as loaded:
         sessions = {**threads, "tuned": loaded.session}
         runners = {key: make_runner(session, [feed]) for key, session in sessions.items()}
-        ranking = rank_until_settled(runners, max_duration_s=20, tie=0.005, warmup=WarmUp(max_s=2))
+        ranking = rank_until_settled(runners, SettlingRules(max_duration_s=20, tie=0.005), warmup=WarmUp(max_s=2))
     measured = ranking.distributions
     best = min(threads, key=lambda key: measured[key].p50)
     return float(compute_ratio(measured[best], measured["tuned"]).estimate)

@@ -130,7 +130,7 @@ def __getattr__(name: str) -> Any:
         return value
     from edgeq.util.public import public
 
-    return public(value)
+    return public(value, takes_models=True)
 
 
 def __dir__() -> list[str]:

@@ -26,26 +26,30 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from edgeq.arguments import as_arguments
 
 
 def one_line(text: object, *, most: int | None = None) -> str:
-    """Return the text of another program or library, such as an exception, as one line for a message.
+    """Return the text of another program or library, such as an exception, as one line for a message. An error
+    of edgeq keeps its marks.
 
     Text longer than `most` characters ends at the end of a word, with "…". A long word is cut only if less than half of
     the text were left without it.
     """
-    line = " ".join(str(text).split())
+    line = " ".join((text.text if isinstance(text, EdgeqError) else str(text)).split())
     if most is None or len(line) <= most:
         return line
     words = line[:most].rpartition(" ")[0]  # leaves room for "…"
-    shown = words if len(words) >= most // 2 else line[: most - 1]
-    return f"{shown.rstrip(' ,;:(')}…"
+    cut = words if len(words) >= most // 2 else line[: most - 1]
+    return f"{cut.rstrip(' ,;:(')}…"
 
 
 class EdgeqError(Exception):
-    """Serve as the base class of all exceptions that edgeq raises on purpose.
+    """Serve as the base class of all exceptions that edgeq raises on purpose. `str(error)` names arguments as Python
+    does.
 
     Args:
         problem: what is wrong and where, in one sentence. A full stop at the end is dropped.
@@ -59,11 +63,13 @@ class EdgeqError(Exception):
         self.fix = fix
         super().__init__(f"{self.problem}. {fix}" if fix else self.problem)
 
-    def reword(self, words: Callable[[str], str]) -> None:
-        """Apply `words` to the message. For example, `words` can turn command-line options into arguments of Python
-        functions.
-        """
-        EdgeqError.__init__(self, words(self.problem), words(self.fix))
+    @property
+    def text(self) -> str:
+        """Return the message with the marks of `edgeq.arguments`, to show it as options or to put it into a text."""
+        return f"{self.problem}. {self.fix}" if self.fix else self.problem
+
+    def __str__(self) -> str:
+        return as_arguments(self.text)
 
     def _render_traceback_(self) -> list[str]:
         """Return only the message, which IPython and notebooks show instead of a traceback."""
@@ -198,9 +204,9 @@ def suggest(given: str, known: Iterable[str]) -> str:
     A name also counts as similar if it contains the given text, ignoring separators: "pi5" matches "raspberry-pi-5".
     """
     names, part = sorted(set(known) - {"*"}), _joined(given)
-    near = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]
-    near = near or difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
-    return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}"
+    matches = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]
+    matches = matches or difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
+    return f"Did you mean {' or '.join(matches)}?" if matches else f"Known: {', '.join(names)}"
 
 
 def _joined(name: str) -> str:

@@ -525,9 +525,9 @@ def _recipes(folder: Path) -> None:
 @layer("recipes", _recipes, mutate=of_text, cases=3000)
 def _read_recipe(path: Path) -> None:
     from edgeq.cli import group
-    from edgeq.cli._recipe import read
+    from edgeq.cli._recipe import read_recipe
 
-    read(path, group)
+    read_recipe(path, group)
 
 
 def _programs(folder: Path) -> None:

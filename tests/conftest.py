@@ -62,6 +62,21 @@ def _nothing_tuned_before(request: pytest.FixtureRequest, tmp_path_factory: pyte
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _options_in_outputs() -> None:
+    """Fail a test whose command prints a mark of `edgeq.arguments` instead of an option."""
+    from click.testing import CliRunner, Result
+
+    invoke = CliRunner.invoke
+
+    def checked(*arguments: Any, **named: Any) -> Result:
+        result = invoke(*arguments, **named)
+        assert "⟨" not in result.output
+        return result
+
+    CliRunner.invoke = checked  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _brief_timings() -> None:
     """Shorten timed runs and default warm-ups to a moment.
 

@@ -8,7 +8,9 @@ from typing import Any
 from edgeq_device.bundle.package import MAIN, open_bundle
 
 from edgeq.data.open_source import Data
-from edgeq.prove.job import Job, Request, collect_statistics
+from edgeq.prove.job import Job
+from edgeq.prove.prepare import collect_statistics, prepare
+from edgeq.prove.request import Request
 
 
 def open_job(
@@ -21,8 +23,8 @@ def open_job(
     **options: Any,
 ) -> Job:
     """Prepare `model`, open its samples, and calibrate if any build will be static."""
-    request = Request(model, data, validation, statistics, None)
-    return collect_statistics(request.prepare(workdir, **options), statistics)
+    request = Request(model, data, validation, statistics, fix=options.pop("fix", {}))
+    return collect_statistics(prepare(request, workdir, **options), statistics)
 
 
 def variant_info(bundle: Path, name: str) -> dict[str, Any]:

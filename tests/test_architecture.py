@@ -24,6 +24,7 @@ RUNTIME = REPOSITORY / "targets" / "runtime"
 
 # The lowest layer first. A package is a module or package directly under edgeq/. It imports only from lower layers.
 LAYERS = (
+    {"arguments"},
     {"errors"},
     {"util", "signature", "demo", "distributed"},
     {"scheme", "run"},

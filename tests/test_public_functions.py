@@ -24,9 +24,18 @@ def test_help_shows_the_arguments(name: str) -> None:
 
 
 def test_the_public_name_has_the_signature_of_the_function() -> None:
-    assert inspect.signature(edgeq.calibrate) == inspect.signature(calibrate)
     assert inspect.signature(edgeq.tune) == inspect.signature(tune)
     assert inspect.unwrap(edgeq.tune) is tune
+
+
+def test_options_of_a_group_are_arguments_in_help() -> None:
+    assert "options" in inspect.signature(calibrate).parameters
+    shown = inspect.signature(edgeq.calibrate).parameters
+    assert {"preprocess", "count", "start", "stride", "memory", "threads"} <= set(shown)
+    assert "options" not in shown
+    for function in (edgeq.calibrate, edgeq.debug, edgeq.compare):
+        documented = inspect.getdoc(function) or ""
+        assert not [name for name in inspect.signature(function).parameters if name not in f"{documented} progress"]
 
 
 def test_imports_of_modules_do_not_replace_functions() -> None:

@@ -422,7 +422,41 @@ MAX_CONCURRENT = 4
 time."""
 
 
-Checkpoint = Callable[[Statistics], None]
+@dataclass(frozen=True)
+class PassLimits:
+    """Limit the resources of a pass.
+
+    Attributes:
+        memory: limit in bytes for observed activations; None for no limit. If a model needs more, edgeq makes several
+            passes. Each pass runs all samples and records some of the tensors.
+        threads: number of threads, shared by all samples that run at a time; 0 for one thread per core.
+        every_element: whether to count all elements of large tensors; see `edgeq.calibration.observer.PLENTY`.
+    """
+
+    memory: int | None = None
+    threads: int = 0
+    every_element: bool = False
+
+
+NO_LIMITS = PassLimits()
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Continue an earlier pass, and save the statistics of this one from time to time.
+
+    Attributes:
+        start: unfinished statistics to continue, from the same model, data and tensors.
+        save: function that is called with the statistics so far, at intervals and on an interrupt (Ctrl-C).
+        seconds: the interval between two calls.
+    """
+
+    start: Statistics | None = None
+    save: Callable[[Statistics], None] = lambda statistics: None
+    seconds: float = 30.0
+
+
+NO_CHECKPOINTS = Checkpoints()
 
 
 def collect(
@@ -431,15 +465,11 @@ def collect(
     tensors: Sequence[str] | None = None,
     *,
     model_digest: str = "",
-    memory: int | None = None,
+    limits: PassLimits = NO_LIMITS,
     progress: Progress = SILENT,
     channels: Mapping[str, int] | None = None,
-    threads: int = 0,
     workers: Workers | None = None,
-    every_element: bool = False,
-    start: Statistics | None = None,
-    checkpoint: Checkpoint | None = None,
-    checkpoint_seconds: float = 30.0,
+    checkpoints: Checkpoints = NO_CHECKPOINTS,
     timed: Callable[[float, float], None] = lambda running, counting: None,
     outputs: FloatOutputs | None = None,
 ) -> Statistics:
@@ -455,23 +485,18 @@ def collect(
         tensors: names of the tensors to record; None means `quantizable_tensors`.
         model_digest: digest of the model's file, which is stored to identify the statistics later; "" if they are not
             saved.
-        memory: limit in bytes for observed activations; None for no limit. If a model needs more, edgeq makes several
-            passes. Each pass runs all samples and records some of the tensors.
+        limits: limits on memory and threads.
         channels: channel axis by tensor name, for tensors that also need extrema per channel.
-        threads: number of threads, shared by all samples that run at a time; 0 for one thread per core.
         workers: workers that share the samples; the result has the same bytes for any number of workers. Each shard
-            runs on `threads` threads, or on one thread if `threads` is 0.
-        every_element: whether to count all elements of large tensors; see `edgeq.calibration.observer.PLENTY`.
-        start: unfinished statistics to continue, from the same model, data and tensors.
-        checkpoint: function that is called with the statistics so far, every `checkpoint_seconds` and on an interrupt
-            (Ctrl-C).
+            runs on `limits.threads` threads, or on one thread if that is 0.
+        checkpoints: unfinished statistics to continue, and where to save statistics.
         timed: function that is called after each pass on this machine with two numbers: the seconds spent on running
             the model and on counting, each summed over the threads.
         outputs: store for the model's outputs. It is filled only if a single pass on this machine sees all samples.
 
     Raises:
-        CalibrationError: a value is NaN or infinite (the message names the tensor and the sample), or `start` comes
-            from another model, other data or other tensors.
+        CalibrationError: a value is NaN or infinite (the message names the tensor and the sample), or the statistics to
+            continue come from another model, other data or other tensors.
         DataError: there are no samples, or ONNX Runtime refuses one.
     """
     total = len(samples)
@@ -482,11 +507,11 @@ def collect(
     model = graph.model
     names = _float_names(graph, tuple(tensors) if tensors is not None else quantizable_tensors(graph))
     data_digest = samples.digest()
-    state = _initial(start, model_digest, data_digest, names, total)
+    state = _initial(checkpoints.start, model_digest, data_digest, names, total)
     # Several workers may share a machine, so each gets one thread unless the user says otherwise.
-    threads = threads or (1 if workers is not None else count_threads())
+    threads = limits.threads or (1 if workers is not None else count_threads())
     at_once = 1 if workers is not None else min(MAX_CONCURRENT, threads)
-    passes, at_once = _passes(graph, names, state, samples, total, memory, at_once)
+    passes, at_once = _passes(graph, names, state, samples, total, limits.memory, at_once)
     # Several passes would store each output again, and workers would send all outputs back.
     output_store = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
 
@@ -496,9 +521,7 @@ def collect(
         return Statistics(model_digest, data_digest, sample_count, state, total)
 
     def save() -> None:
-        """Pass the current statistics to `checkpoint`."""
-        if checkpoint is not None:
-            checkpoint(snapshot())
+        checkpoints.save(snapshot())
 
     sharded = Sharded(samples, workers) if workers is not None else None
     padding = find_padding(graph)
@@ -516,18 +539,18 @@ def collect(
                     partition,
                     channels,
                     threads=threads,
-                    every_element=every_element,
+                    every_element=limits.every_element,
                     start=position,
                 )
                 merged = ShardMerger(steps, state)
-                _collect(merged.run(parts), merged, state, advance, save, checkpoint_seconds)
+                _collect(merged.run(parts), merged, state, advance, save, checkpoints.seconds)
                 continue
             sample_threads = max(1, threads // at_once)
             output_names = output_store.names if output_store is not None else ()
             fetched_names = tuple(dict.fromkeys((*steps.fetched, *output_names)))
             # Positions can be told apart only in the whole tensor, in its own layout.
             layout_names = fetched_names if padding.masks else {*channels, *output_names}
-            every = every_element or bool(padding.masks)
+            every = limits.every_element or bool(padding.masks)
             fetched = InstrumentedModel(
                 graph, fetched_names, keep_layout=layout_names, threads=sample_threads, every_element=every
             )
@@ -537,14 +560,14 @@ def collect(
                 state,
                 channels,
                 at_once=at_once,
-                every_element=every_element,
+                every_element=limits.every_element,
                 outputs=output_store,
                 padding=padding,
             )
             remaining = itertools.islice(enumerate(samples), position, None)
             # The pool must end before the next pass begins, or both would hold their activations at once.
             with closing(float_pass):
-                _collect(float_pass.run(remaining), float_pass, state, advance, save, checkpoint_seconds)
+                _collect(float_pass.run(remaining), float_pass, state, advance, save, checkpoints.seconds)
             timed(float_pass.running_s, float_pass.counting_s)
     return snapshot()
 

@@ -139,7 +139,7 @@ def load_statistics(directory: Path) -> Statistics:
             "Give a directory that `edgeq calibrate` wrote",
         ) from error
     except CalibrationError as error:
-        raise CalibrationError(f"{directory} is damaged ({error})", "Calibrate again") from error
+        raise CalibrationError(f"{directory} is damaged ({error.text})", "Calibrate again") from error
     except (*DAMAGE, KeyError, IndexError, OverflowError) as error:
         reason = one_line(f"{type(error).__name__}: {error}", most=200)
         raise CalibrationError(f"{directory} is damaged ({reason})", "Calibrate again") from error

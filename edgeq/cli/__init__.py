@@ -70,6 +70,8 @@ GROUPS = {
 """Group → its help. A group contains the commands of the file with the same name. They can also be typed without the
 group.
 """
+ALIASES = {"evaluate": "eval"}
+"""Other name of a command, such as that of its Python function → name."""
 SHOWN = {
     "Build": ("quantize", "tune", "package", "calibrate"),
     "Prove": ("verify", "bench", "eval", "compare", "explain"),
@@ -97,6 +99,7 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the file of `cmd_name` and return its command, or None if there is no command of that name."""
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in self.names:
             return None
         if cmd_name in GROUPS:
@@ -119,10 +122,10 @@ class _LazyGroup(click.Group):
         """Return the command that the first argument names. If no command has that name, the error suggests commands
         with similar names.
         """
-        if args and not args[0].startswith("-") and args[0] not in self.names:
-            near = suggest(args[0], self.names)
+        if args and not args[0].startswith("-") and ALIASES.get(args[0], args[0]) not in self.names:
+            suggestion = suggest(args[0], self.names)
             raise UsageError(
-                f"No such command {args[0]!r}", near if "?" in near else f"See `{ctx.command_path} --help`"
+                f"No such command {args[0]!r}", suggestion if "?" in suggestion else f"See `{ctx.command_path} --help`"
             )
         return super().resolve_command(ctx, args)
 

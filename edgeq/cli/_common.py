@@ -1,5 +1,5 @@
-"""Provide the output functions that commands share. They print a result as text or JSON, suggest the command to type
-next, and report an error as one line with an exit code.
+"""Provide the output functions that commands share. They print a result as text or JSON, and report an error as one
+line with an exit code.
 """
 
 from __future__ import annotations
@@ -7,19 +7,18 @@ from __future__ import annotations
 import errno
 import functools
 import logging
-import re
-import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from edgeq_device.system.budget import Budget, renew
 from edgeq_device.system.relay import bypass_filter, escape, format_json, hide_passwords
 
-from edgeq.cli._recipe import typed_names, written
+from edgeq.arguments import as_options
+from edgeq.cli._next import next_line
+from edgeq.cli._recipe import recipe_text
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.util.display import Progress
 from edgeq.util.process import check_threads, endings, ends_in_one_line
@@ -96,7 +95,7 @@ class Printer:
                 raise  # rich calls this in its error handler, and would otherwise end the program itself
 
             def render_str(self, text: str, **options: Any) -> Text:  # every plain string passes through this function
-                return super().render_str(_shown(text), **options)
+                return super().render_str(_printable(text), **options)
 
         watched = sys.stdout.isatty()
         width = None if watched else _UNBOUND
@@ -107,7 +106,7 @@ class Printer:
         """Return a display on stderr: bars on a terminal, otherwise only notes. With --quiet it shows nothing."""
         from edgeq.util.progress import StderrProgress
 
-        return StderrProgress(self._renew, quiet=self.quiet)
+        return StderrProgress(as_options, self._renew, quiet=self.quiet)
 
     def _renew(self) -> None:
         endings.step()
@@ -115,37 +114,43 @@ class Printer:
             renew(self.budget)
 
 
-def table(heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: int | None = None, **how: Any) -> Table:
+def table(
+    heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: int | None = None, **options: Any
+) -> Table:
     """Make a table of text.
 
     Args:
         numbers_from: index of the first right-aligned column. All later columns are right-aligned too.
-        how: options of `rich.table.Table`.
+        options: options of `rich.table.Table`.
     """
     from rich.table import Column, Table
 
-    first = numbers_from if numbers_from is not None else sys.maxsize
-    made = Table(*(Column(head, justify="right" if i >= first else "left") for i, head in enumerate(heads)), **how)
+    right_from = numbers_from if numbers_from is not None else sys.maxsize
+    grid = Table(
+        *(Column(head, justify="right" if i >= right_from else "left") for i, head in enumerate(heads)), **options
+    )
     for row in rows:
-        made.add_row(*row)
-    return made
+        grid.add_row(*row)
+    return grid
 
 
 def styled(text: str, style: str) -> Text:
     """Return a line in a rich style, such as a colour or bold."""
     from rich.text import Text
 
-    return Text(_shown(text), style=style)
+    return Text(_printable(text), style=style)
 
 
-def _shown(text: str) -> str:
-    """Make `text` printable, and replace the narrow space between a number and its unit by a plain space."""
-    return escape(text).replace("\u202f", " ")
+def _printable(text: str) -> str:
+    """Make `text` escape: its arguments become options, and the narrow space between a number and its unit a plain
+    space.
+    """
+    return escape(as_options(text)).replace("\u202f", " ")
 
 
 _PRINTED = "edgeq.printed"
 _TOPICS = {
-    "Data": "data val source calibration preprocess try_preprocess count start first stride labels classes task "
+    "Data": "data val source statistics preprocess try_preprocess count start first stride labels classes task "
     "annotations decoder class_offset confidence iou task_output fixed shapes batch seed skip every_element",
     "Quantization": "method percentile method_options per_channel reduce_range fit_pairs format activation_type "
     "weight_type activation_symmetric rest dynamic weight_only eight_bit block_compute op_types exclude wide recover",
@@ -157,6 +162,7 @@ _TOPICS = {
 """Title → names of the parameters that the help shows under this title. The help shows all other parameters first,
 under Options.
 """
+# The help of a command with more options groups them by topic.
 _FEW = 14
 
 
@@ -197,23 +203,23 @@ class GroupedCommand(click.Command):
         except click.UsageError as error:
             wrong: click.UsageError = error
             typed = error.option_name if isinstance(error, click.NoSuchOption) else ""
-            meant = _MEANT.get(typed.lstrip("-"))
-            if meant is not None and any(meant in param.opts for param in self.params):
-                wrong = click.UsageError(f"No such option {typed!r}. Did you mean {meant!r}?", ctx)
+            suggestion = _MEANT.get(typed.lstrip("-"))
+            if suggestion is not None and any(suggestion in param.opts for param in self.params):
+                wrong = click.UsageError(f"No such option {typed!r}. Did you mean {suggestion!r}?", ctx)
             if as_json:
                 _show_error("UsageError", wrong.format_message(), f"See `{ctx.command_path} --help`", wrong.exit_code)
             raise wrong from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by topic."""
-        known = {name: title for title, names in _TOPICS.items() for name in names.split()}
-        found: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *_TOPICS)}
+        topics = {name: title for title, names in _TOPICS.items() for name in names.split()}
+        rows_by_topic: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *_TOPICS)}
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         for option in options:
-            topic = "Output" if option is self.get_help_option(ctx) else known.get(option.name or "", "Options")
+            topic = "Output" if option is self.get_help_option(ctx) else topics.get(option.name or "", "Options")
             if record := option.get_help_record(ctx):
-                found[topic if len(options) > _FEW else "Options"].append(record)
-        for title, rows in found.items():
+                rows_by_topic[topic if len(options) > _FEW else "Options"].append(record)
+        for title, rows in rows_by_topic.items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
@@ -231,16 +237,16 @@ def command(
     """
 
     def make(function: Callable[..., None]) -> click.Command:
-        made = GroupedCommand(
+        click_command = GroupedCommand(
             name,
             callback=functools.partial(_run, function),
             help=function.__doc__,
             params=[*reversed(getattr(function, "__click_params__", [])), *_common_options()],
         )
-        made.installs = installs
+        click_command.installs = installs
         if within is not None:
-            within.add_command(made)
-        return made
+            within.add_command(click_command)
+        return click_command
 
     return make
 
@@ -257,20 +263,20 @@ def _common_options() -> Iterator[click.Option]:
 
 
 def _run(
-    function: Callable[..., None], *, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **given: Any
+    function: Callable[..., None], *, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **parameters: Any
 ) -> None:
     # onnxruntime's quantizer warns about missing steps that edgeq has already done.
     logging.getLogger().setLevel(logging.ERROR)
     context = click.get_current_context()
     with ends_in_one_line(verbose=verbose):
         if print_recipe:
-            click.echo(written(context))
+            click.echo(recipe_text(context))
             return
         check_threads()
-        writes = "output" in given and not given.get("dry_run")
+        writes = "output" in parameters and not parameters.get("dry_run")
         printer = Printer(as_json, quiet, verbose, context.find_object(Budget), writes)
         try:
-            function(printer=printer, **given)
+            function(printer=printer, **parameters)
         except EdgeqError as error:
             if as_json and not context.meta.get(_PRINTED):
                 _show_error(type(error).__name__, error.problem, error.fix, error.exit_code)
@@ -281,150 +287,6 @@ def _run(
 
 def _show_error(kind: str, problem: str, fix: str, code: int) -> None:
     """Print an error as JSON on stdout. The caller still prints its line on stderr."""
-    words = {"type": kind, "problem": hide_passwords(problem), "fix": hide_passwords(fix), "exit_code": code}
+    problem, fix = (hide_passwords(as_options(text)) for text in (problem, fix))
+    words = {"type": kind, "problem": problem, "fix": fix, "exit_code": code}
     click.echo(format_json({"error": words}))
-
-
-NEXT = {
-    "detect": "edgeq inspect MODEL.onnx",
-    "inspect": "edgeq quantize {model} --data SAMPLES -o int8.onnx",
-    "doctor": "edgeq detect",
-    "toolkit": "edgeq targets",
-    "demo": "edgeq report {output} --bench --open",
-    "demo files": "edgeq inspect {files}/model.onnx",
-    "quantize": "edgeq bench {output} --against {model} --data {data} ...",
-    "quantize target": "edgeq package {model} -t {target} -o BUNDLE ...",
-    "tune": "edgeq verify {output}",
-    "tune target": "edgeq verify {output} --on all",
-    "tune dry_run": "edgeq tune {model} -o {output} ...",
-    "calibrate collect": "edgeq quantize {model} --calibration {output} -o int8.onnx ...",
-    "calibrate merge": "edgeq calibrate show {output}",
-    "calibrate show": "edgeq quantize MODEL.onnx --calibration {path} --data SAMPLES -o int8.onnx",
-    "retarget": "edgeq bench {output} --against {model}",
-    "run dry_run": "edgeq run {recipe} ...",
-    "verify": "edgeq bench {bundle} --variant {variant}",
-    "verify on": "edgeq report {bundle} --variant {variant} --open",
-    "sign": "edgeq push {bundle} HOST/REPOSITORY:TAG",
-    "push": "edgeq pull {reference} -o BUNDLE --trust {trust}",
-    "bench": "edgeq eval {model} --data LABELLED --task classification ...",
-    "eval": "edgeq compare {reference|FLOAT.onnx} {model} ...",
-    "compare": "edgeq debug {a} {b} --data {data|SAMPLES} ...",
-    "gate": "edgeq compare {baseline} {model} ...",
-    "debug": "edgeq tune {float_model} -o BUNDLE ...",
-    "audit": "edgeq debug {reference|FLOAT.onnx} {model} --data {data|SAMPLES} ...",
-    "targets list": "edgeq targets show NAME --why",
-    "targets show": "edgeq package MODEL.onnx -t {name} --data SAMPLES -o BUNDLE",
-    "profiles list": "edgeq profiles show NAME --why",
-    "profiles show": "edgeq quantize MODEL.onnx -t {name} --data SAMPLES -o int8.onnx",
-    "device setup": "edgeq doctor --on {board}",
-    "device list": "edgeq doctor --on {board}",
-    "emulate setup": "edgeq verify BUNDLE --on all",
-    "emulate status": "edgeq emulate setup",
-    "emit-c": "make -C {output} check",
-    "preprocess list": "edgeq preprocess show NAME",
-    "preprocess show": "edgeq quantize MODEL.onnx --data IMAGES --preprocess {name} -o int8.onnx",
-    "extensions": "edgeq quantize MODEL.onnx --data SAMPLES --method NAME -o int8.onnx",
-}
-"""Command → the line to type next. The key may also contain the subcommand, the action, or an option that changes what
-the command does.
-
-Braces enclose a parameter's name, optionally followed by a bar and the text to use if the parameter was not given. An
-option without a value is left out. "..." means the options that the user typed and that the next command also accepts.
-"""
-
-_HERE = ("auto", "this-machine")
-_FOUND, _CHOSEN = "edgeq.next", "edgeq.next.line"
-_CARRIED = "..."
-_PARAMETER = re.compile(r"{(\w+)(?:\|([^}]+))?}")
-_OPTION = re.compile(r" --[\w-]+ {(\w+)}")
-_NOT_CARRIED = frozenset({"as_json", "quiet", "verbose", "print_recipe", "dry_run"})
-
-
-def fill_next(**words: object) -> None:
-    """Set the words that fill the placeholders in the running command's next line. If a needed word is None, no line is
-    printed.
-    """
-    click.get_current_context().meta[_FOUND] = words
-
-
-def choose_next(line: Callable[[], str | None], **words: object) -> None:
-    """Replace the next line of the running command with one that depends on the result, and set the words that fill its
-    placeholders.
-
-    Args:
-        line: function that returns the new line, written like a value of `NEXT` but without "edgeq". It returns None to
-            print no line, and is called only if next lines are printed at all.
-    """
-    fill_next(**words)
-    click.get_current_context().meta[_CHOSEN] = line
-
-
-def propose_check(bundle: Path, targets: Sequence[str] = ()) -> None:
-    """Set the next line to the command that checks as much of `bundle` as this machine can run."""
-
-    def line() -> str | None:
-        """Return the command that checks the bundle's variants. The bundle is read only when the line is printed."""
-        from edgeq.backends.base import SIMULATORS
-        from edgeq.emulate.check import suggest_check
-
-        return suggest_check(bundle, SIMULATORS, targets)
-
-    choose_next(line, bundle=bundle)
-
-
-def next_line(context: click.Context) -> str | None:
-    """Return the line to type after the command of `context`, with its arguments filled in, or None."""
-    if _CHOSEN in context.meta:
-        chosen = context.meta[_CHOSEN]()
-        line = f"edgeq {chosen}" if chosen else None
-    else:
-        line = next((NEXT[key] for key in _keys(context) if key in NEXT), None)
-    if line is None:
-        return None
-    words = {**context.params, **context.meta.get(_FOUND, {})}
-    given = {name: shlex.quote(str(value)) for name, value in words.items() if value is not None}
-    line = _OPTION.sub(lambda option: option[0] if option[1] in given else "", line)
-    if any(name not in given and not instead for name, instead in _PARAMETER.findall(line)):
-        return None
-    # What the user typed may contain braces itself, such as `name:{label}_*`.
-    carried = map(shlex.quote, _carried(context, line)) if line.endswith(_CARRIED) else ()
-    filled = _PARAMETER.sub(lambda parameter: given.get(parameter[1], parameter[2]), line.removesuffix(f" {_CARRIED}"))
-    return " ".join([filled, *carried])
-
-
-def _keys(context: click.Context) -> Iterator[str]:
-    """Yield the keys of `NEXT` that match the running command, most specific first."""
-    names = typed_names(context)
-    chosen = [str(context.params["action"])] if "action" in context.params else []
-    chosen += [name for name in ("files", "dry_run", "on") if context.params.get(name)]
-    targets = context.params.get("target") or ()
-    chosen += ["target"] * any(name not in _HERE for name in ([targets] if isinstance(targets, str) else targets))
-    return (" ".join([*names, *part]) for part in (chosen, *([word] for word in chosen), []))
-
-
-def _carried(context: click.Context, line: str) -> Iterator[str]:
-    """Yield the options that the user typed and that the command of `line` accepts. Options that `line` already
-    contains are left out.
-    """
-    there = line.split()
-    group: Any = context.find_root().command
-    taken = {option.name: option for option in group.get_command(context, there[1]).params}
-    for option in context.command.params:
-        typed = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
-        other = taken.get(option.name)
-        if not typed or not isinstance(option, click.Option) or other is None or option.name in _NOT_CARRIED:
-            continue
-        if not set(other.opts).isdisjoint(there) or (
-            option.name == "force" and other is not option and "-o {output}" not in line
-        ):
-            continue
-        value = context.params[option.name or ""]
-        values = value if isinstance(value, tuple) else (value,)
-        if len(values) > 1 and not other.multiple:
-            continue
-        name = next((name for name in other.opts if name.startswith("--")), other.opts[0])
-        if option.is_flag:
-            yield name if value else option.secondary_opts[0]
-        else:
-            for one in values:
-                yield from (name, str(one))

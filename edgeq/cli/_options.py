@@ -12,6 +12,7 @@ import click
 from edgeq_device.engines.session_options import MOST_THREADS
 from edgeq_device.errors import DeviceError
 
+from edgeq.arguments import as_options
 from edgeq.errors import UsageError
 from edgeq.util.outputs import default_output
 from edgeq.util.registry import DECODERS, METHODS, RECOVERIES, TASKS
@@ -36,9 +37,9 @@ class Renamed(click.Option):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the option's line in `--help`, without its earlier names."""
-        shown = copy.copy(self)
-        shown.opts = [name for name in self.opts if name not in self.before]
-        return super(Renamed, shown).get_help_record(ctx)
+        current = copy.copy(self)
+        current.opts = [name for name in self.opts if name not in self.before]
+        return super(Renamed, current).get_help_record(ctx)
 
 
 def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -59,8 +60,8 @@ def _completing(names: Callable[[], Iterable[str]]) -> Callable[[click.Context, 
         from click.shell_completion import CompletionItem
 
         del ctx, parameter
-        found: list[Any] = sorted(name for name in names() if name.startswith(incomplete))
-        return found or [CompletionItem(incomplete, type="file")]
+        matches: list[Any] = sorted(name for name in names() if name.startswith(incomplete))
+        return matches or [CompletionItem(incomplete, type="file")]
 
     return complete
 
@@ -116,37 +117,37 @@ def engines_of(texts: Sequence[str]) -> list[EngineChoice]:
     return list({choice.name: choice for choice in map(choose_engine, texts)}.values())
 
 
-def _checked_workers(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+def _checked_workers(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
     """Check the value of --workers before the command reads anything, and return it unchanged.
 
     Raises:
         BadParameter: the value is neither a number of processes nor an address.
     """
-    if given is not None:
+    if text is not None:
         from edgeq.distributed.workers import check_workers
 
         try:
-            check_workers(given)
+            check_workers(text)
         except UsageError as error:
-            raise click.BadParameter(str(error), context, parameter) from error
-    return given
+            raise click.BadParameter(as_options(error.text), context, parameter) from error
+    return text
 
 
-def checked_reference(context: click.Context, parameter: click.Parameter, given: str) -> str:
-    """Check that `given` is an OCI registry reference, and return it unchanged.
+def checked_reference(context: click.Context, parameter: click.Parameter, text: str) -> str:
+    """Check that `text` is an OCI registry reference, and return it unchanged.
 
     This check runs before any recipe or message shows the reference.
 
     Raises:
-        BadParameter: `given` is not a reference.
+        BadParameter: `text` is not a reference.
     """
     from edgeq_device.trust.registry import parse_reference
 
     try:
-        parse_reference(given)
+        parse_reference(text)
     except DeviceError as error:
         raise click.BadParameter(str(error), context, parameter) from error
-    return given
+    return text
 
 
 class OutputPath(click.Path):
@@ -247,20 +248,20 @@ def output_beside(
         suffix: function that returns the suffix of the output for the target that the user typed.
     """
 
-    def place(context: click.Context, parameter: click.Parameter, given: Path | None) -> Path | None:
+    def place(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
         """Return the given path. If no path is given, return the default path next to the model."""
         del parameter
         # the model is None while the shell completes a line without one
         model: Path | None = context.params.get("model")
-        if given or not model:
-            return given
+        if path or not model:
+            return path
         placed = default_output(model, ending)
         # a typed target is known here, because click handles typed options before others
         target = context.params.get("target")
         return placed.with_suffix(suffix(target)) if suffix is not None and target else placed
 
-    shown = f"{help_text} [default: MODEL{ending}, next to the model]"
-    return click.option("-o", "--output", type=OUTPUT, callback=place, metavar=metavar, help=shown)
+    help_line = f"{help_text} [default: MODEL{ending}, next to the model]"
+    return click.option("-o", "--output", type=OUTPUT, callback=place, metavar=metavar, help=help_line)
 
 
 _DECODING = (
@@ -290,10 +291,10 @@ _DECODING = (
 )
 
 
-def _task_output(*before: str) -> Callable[[F], F]:
-    """Add `--task-output`, which also accepts the earlier names `before`."""
+def _task_output(*former: str) -> Callable[[F], F]:
+    """Add `--task-output`, which also accepts the earlier names `former`."""
     help_text = "Model output that the task reads, if the model has several."
-    return click.option("--task-output", cls=Renamed, before=before, metavar="NAME", help=help_text)
+    return click.option("--task-output", cls=Renamed, before=former, metavar="NAME", help=help_text)
 
 
 _DATA = (
@@ -306,7 +307,10 @@ _DATA = (
         help="Held-out samples for the proof. [default: a quarter of --data if it has 64 samples or more, else --data]",
     ),
     click.option(
-        "--calibration",
+        "--statistics",
+        "statistics",
+        cls=Renamed,
+        before=["--calibration"],
         type=PATH,
         help="Folder with statistics from `edgeq calibrate`, to use instead of a pass over --data.",
     ),
@@ -420,16 +424,16 @@ def data_options(function: F) -> F:
     return _added(_with_classes(function), _DATA)
 
 
-def task_options(*before: str) -> Callable[[F], F]:
+def task_options(*former: str) -> Callable[[F], F]:
     """Add the options for labels and for reading the outputs, such as --labels, --annotations and --decoder.
 
     Args:
-        before: earlier names of --task-output.
+        former: earlier names of --task-output.
     """
 
     def add(function: F) -> F:
         labels = click.option("--labels", help="Labels of the samples, if they are not stored with the samples.")
-        return _added(_with_classes(function), (labels, *_DECODING, _task_output(*before)))
+        return _added(_with_classes(function), (labels, *_DECODING, _task_output(*former)))
 
     return add
 
@@ -459,8 +463,8 @@ def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     from edgeq.measure.task import split_task_options
     from edgeq.run.session import parse_session_options
 
-    task, given = split_task_options(options)
-    return {**given, "options": task, "session_options": parse_session_options(given["session_options"])}
+    task, arguments = split_task_options(options)
+    return {**arguments, "options": task, "session_options": parse_session_options(arguments["session_options"])}
 
 
 def build_options(function: F) -> F:

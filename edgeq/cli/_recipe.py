@@ -49,26 +49,26 @@ def typed_names(context: click.Context) -> list[str]:
     return names[1:] if len(names) > 1 and names[1] in COMMANDS else names
 
 
-def written(context: click.Context) -> str:
+def recipe_text(context: click.Context) -> str:
     """Return the recipe of the running command. It contains the options and arguments that the user typed, as TOML.
 
     Raises:
         UsageError: a value contains a password.
     """
-    given = {
+    typed = {
         key: context.params[parameter.name or ""]
         for key, parameter in parameters_of(context.command).items()
         if context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     }
-    for key, value in given.items():
+    for key, value in typed.items():
         if any("://" in text and hide_passwords(text) != text for text in map(str, several(value))):
             raise UsageError(f"the recipe would contain the password in {key}", "Leave the password out")
     table = ".".join(name.replace("-", "_") for name in typed_names(context))
-    lines = [f"{key} = {_toml(value)}" for key, value in given.items()]
+    lines = [f"{key} = {_toml(value)}" for key, value in typed.items()]
     return "\n".join(["# edgeq run THIS_FILE; relative paths start from its folder", f"[{table}]", *lines])
 
 
-def read(path: Path, group: click.Group) -> list[RecipeStep]:
+def read_recipe(path: Path, group: click.Group) -> list[RecipeStep]:
     """Return the commands of the recipe at `path`, in the recipe's order. Each command is checked like a typed command
     line.
 
@@ -79,14 +79,14 @@ def read(path: Path, group: click.Group) -> list[RecipeStep]:
     tables = list(_tables(content, group, (), path))
     if not tables:
         raise UsageError(f"{path} contains no command", "Add a table for one, such as [quantize]")
-    shared = {key: value for key, value in content.items() if not isinstance(value, Mapping)}
-    known = {key for _, command, _ in tables for key in parameters_of(command)}
-    for key in shared:
-        if key not in known:
-            raise UsageError(f"{path}: unknown key {key!r} at the top", suggest(key, known))
+    top_values = {key: value for key, value in content.items() if not isinstance(value, Mapping)}
+    keys = {key for _, command, _ in tables for names in [parameters_of(command)] for key in (*names, *_former(names))}
+    for key in top_values:
+        if key not in keys:
+            raise UsageError(f"{path}: unknown key {key!r} at the top", suggest(key, keys))
     running = click.get_current_context(silent=True)
     root = partial(click.Context, group, obj=running.obj if running is not None else None)
-    return [_step(path, place, command, shared, own, root()) for place, command, own in tables]
+    return [_step(path, place, command, top_values, values, root()) for place, command, values in tables]
 
 
 def _tables(
@@ -112,18 +112,21 @@ def _step(
     path: Path,
     place: tuple[str, ...],
     command: click.Command,
-    shared: Mapping[str, Any],
-    own: Mapping[str, Any],
+    top_values: Mapping[str, Any],
+    table_values: Mapping[str, Any],
     root: click.Context,
 ) -> RecipeStep:
     parameters = parameters_of(command)
     kind: Any = dataclasses.make_dataclass("Step", sorted(map(_field, parameters, parameters.values()), key=len))
-    data: Any = {**{key: value for key, value in shared.items() if key in parameters}, **own}
+    former = _former(parameters)
+    current = ({former.get(key, key): value for key, value in values.items()} for values in (top_values, table_values))
+    top, table = current
+    data: Any = {**{key: value for key, value in top.items() if key in parameters}, **table}
     names = [name.replace("-", "_") for name in place]
     for name in reversed(names):
         kind, data = dataclasses.make_dataclass("Table", [(name, kind)]), {name: data}
-    found = reduce(getattr, names, parse(data, kind, path, UsageError, unknown_keys=False))
-    arguments = _arguments(parameters, found)
+    step = reduce(getattr, names, parse(data, kind, path, UsageError, unknown_keys=False))
+    arguments = _arguments(parameters, step)
     try:
         context = command.make_context(" ".join(names), list(arguments), parent=root)
     except click.UsageError as error:
@@ -141,6 +144,15 @@ def parameters_of(command: click.Command) -> dict[str, click.Parameter]:
         (_long(p) if isinstance(p, click.Option) else p.name or "").lstrip("-").replace("-", "_"): p
         for p in command.params
         if p.name not in _NOT_KEPT
+    }
+
+
+def _former(parameters: Mapping[str, click.Parameter]) -> dict[str, str]:
+    """Return an option's former key → its key, so that recipes written for earlier releases still run."""
+    return {
+        name.lstrip("-").replace("-", "_"): key
+        for key, parameter in parameters.items()
+        for name in getattr(parameter, "before", ())
     }
 
 
@@ -192,8 +204,8 @@ def _toml(value: Any) -> str:
     Raises:
         UsageError: a file name is not UTF-8, so TOML cannot contain it.
     """
-    plain = [str(item) for item in value] if isinstance(value, tuple) else value
-    text = json.dumps(plain, ensure_ascii=False, default=str)
+    content = [str(item) for item in value] if isinstance(value, tuple) else value
+    text = json.dumps(content, ensure_ascii=False, default=str)
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise UsageError(f"{str(value)!a} is not UTF-8, which a recipe needs", "Rename the file")
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, command, propose_check, styled, table
+from edgeq.cli._common import Lines, Printer, command, styled, table
+from edgeq.cli._next import propose_check
 from edgeq.cli._options import (
     COMPLETE_RECOVERY,
     ENGINE,
@@ -27,15 +28,17 @@ from edgeq.cli._options import (
 from edgeq.util.registry import RECOVERIES
 
 if TYPE_CHECKING:
+    from edgeq.jobs.candidates import CandidateList
     from edgeq.jobs.package import Packaged
     from edgeq.jobs.quantize import Quantized
-    from edgeq.jobs.tune import CandidateList, Tuned
+    from edgeq.jobs.tune import Tuned
     from edgeq.measure.agreement import Agreement, OutputAgreement
     from edgeq.prove.proof import Proof, Repair
     from edgeq.prove.saturation import Decision
     from edgeq.tuning.clock import RemoteClock
     from edgeq.util.display import Progress
 
+# So many rows of the largest nodes and worst outputs keep the result on one screen; -v shows all.
 _FLOAT_NODES_SHOWN = 8
 _OUTPUTS_SHOWN = 4
 
@@ -67,15 +70,16 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
             yield f"  {output.basis_note}"
         parts = sorted(output.slices, key=lambda part: part.least_db)
         for part in parts if verbose else parts[:_OUTPUTS_SHOWN]:
-            same, figures = part.sqnr_db == math.inf, f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
+            identical, figures = part.sqnr_db == math.inf, f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
             if part.offset:
                 figures = f"{figures}, around the mean {part.centred_db:.1f} dB"
-            yield f"  output {output.name}, {part.location}: {'the same' if same else figures}"
+            yield f"  output {output.name}, {part.location}: {'the same' if identical else figures}"
     if proof.caveat:
         yield proof.caveat
     if proof.accuracy:
         rows = (
-            (name, *(metric(key, value) for key, value in one.metrics.items())) for name, one in proof.accuracy.items()
+            (name, *(metric(key, value) for key, value in accuracy.metrics.items()))
+            for name, accuracy in proof.accuracy.items()
         )
         yield table(("", *map(metric_name, next(iter(proof.accuracy.values())).metrics)), rows)
         yield proof.drop_sentence
@@ -102,22 +106,22 @@ def draw_repair(repair: Repair) -> Lines:
     yield table(("tried", "loss", "int8", ""), rows)
 
 
-def closeness(found: Agreement | OutputAgreement) -> str:
+def closeness(agreement: Agreement | OutputAgreement) -> str:
     """Describe how closely outputs match the reference. For indices, the text gives the share of identical values. For
     class scores, it gives the share of identical top-1 classes. For other outputs, it gives the cosine.
     """
-    if not found.compared:
+    if not agreement.compared:
         return "nothing could be compared"
-    if found.same is not None:
-        return f"{found.same:.1%} of the values the same"
-    if found.sqnr_db == math.inf:
+    if agreement.same is not None:
+        return f"{agreement.same:.1%} of the values the same"
+    if agreement.sqnr_db == math.inf:
         return "the same"
-    second = f"cosine {found.cosine:.5f}" if found.top1 is None else f"same top-1 in {found.top1:.1%}"
-    outputs: Any = getattr(found, "outputs", (found,))
+    second = f"cosine {agreement.cosine:.5f}" if agreement.top1 is None else f"same top-1 in {agreement.top1:.1%}"
+    outputs: Any = getattr(agreement, "outputs", (agreement,))
     centred = [output.centred_db for output in outputs if output.offset and output.centred_db is not None]
     if centred:
         second = f"{second}, around the mean {min(centred):.1f} dB"
-    return f"SQNR {found.sqnr_db:.1f} dB, {second}"
+    return f"SQNR {agreement.sqnr_db:.1f} dB, {second}"
 
 
 def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
@@ -177,16 +181,17 @@ def quantize_command(
     edgeq quantize bert.onnx --data calib.npz --dynamic -o int8.onnx
     edgeq quantize model.onnx --data calib/ --recover bias-correction --min-sqnr 20 -o int8.onnx
     """
-    from edgeq.jobs.quantize import quantize
-    from edgeq.prove.job import build_arguments
+    from edgeq.cli._arguments import build_arguments
+    from edgeq.jobs.quantize import run_quantize
+    from edgeq.prove.request import Request
     from edgeq.tuning.recover.float_search import recovering
 
-    result = quantize(
-        **{name: options[name] for name in ("model", "output", "target")},
-        builder=recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None,
+    arguments = {**build_arguments(options), "targets": options["target"], "progress": printer.progress()}
+    result = run_quantize(
+        Request.of(options["model"], **arguments),
+        options["output"],
         engine=engines_of([engine])[0] if engine else None,
-        progress=printer.progress(),
-        **build_arguments(options),
+        builder=recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None,
     )
     printer.lines(result, _quantize_lines(result, verbose=printer.verbose))
 
@@ -205,7 +210,7 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
     yield from (f"note: {note}" for note in result.notes)
     if verbose:  # print the time of each step
         seconds = {**result.seconds, "all": sum(result.seconds.values())}
-        rows = ((title, f"{taken:.2f}") for title, taken in seconds.items())
+        rows = ((title, f"{duration:.2f}") for title, duration in seconds.items())
         yield table(("stage", "seconds"), rows, numbers_from=1, box=None)
 
 
@@ -248,14 +253,18 @@ def package_command(printer: Printer, engines: tuple[str, ...], **options: Any) 
     edgeq package model.onnx --data calib/ --engine openvino -o dist/
     python dist/edgeq_run.py verify
     """
-    from edgeq.jobs.package import package
-    from edgeq.prove.job import build_arguments
+    from edgeq.cli._arguments import build_arguments
+    from edgeq.jobs.bundles import BundleContents
+    from edgeq.jobs.package import run_package
+    from edgeq.prove.request import Request
 
-    result = package(
-        **{name: options[name] for name in ("model", "output", "targets", "with_float", "selftest", "split")},
+    arguments = {**build_arguments(options), "targets": options["targets"], "progress": printer.progress()}
+    result = run_package(
+        Request.of(options["model"], **arguments),
+        options["output"],
+        contents=BundleContents(options["selftest"], options["with_float"]),
+        split=options["split"],
         engines=engines_of(engines),
-        progress=printer.progress(),
-        **build_arguments(options),
     )
     printer.lines(result, _package_lines(result, verbose=printer.verbose))
     propose_check(next(iter(result.bundles.values())), options["targets"])
@@ -351,27 +360,41 @@ def tune_command(
     edgeq tune model.onnx --data calib/ --engine onnxruntime --engine openvino:bf16 -o tuned/
     edgeq tune model.onnx --data calib/ --val val/ --task classification --max-drop 0.5pt --budget 10m -o tuned/
     """
+    from edgeq.cli._arguments import data_arguments
     from edgeq.errors import GoalNotMetError, UsageError
-    from edgeq.jobs.tune import plan, tune
-    from edgeq.prove.job import tune_arguments
-    from edgeq.tuning.budget import parse_budget
-    from edgeq.tuning.goal import Goal
+    from edgeq.jobs.bundles import BundleContents
+    from edgeq.jobs.candidates import plan
+    from edgeq.jobs.tune import run_tune
+    from edgeq.prove.request import Request
+    from edgeq.tuning.goal import Goal, as_goal
+    from edgeq.util.numbers import parse_drop
 
-    arguments = {**tune_arguments(options), "engines": engines_of(engines)}
-    drop = arguments.pop("max_drop")
-    limits = (Goal.max_drop if drop is None else drop, parse_budget(options["budget"]))
-    goal = Goal(options["objective"], *limits, options["thorough"], options["strict"])
-    progress = printer.progress()
+    progress, choices = printer.progress(), engines_of(engines)
+    arguments = {**data_arguments(options), "targets": options["target"], "force": options["force"]}
+    goal = as_goal(
+        Goal(options["objective"], thorough=options["thorough"], strict=options["strict"]),
+        max_drop=parse_drop(options["max_drop"]),
+        budget=options["budget"],
+    )
+    request = Request.of(model, **arguments, progress=progress)
     if dry_run:
         if on:
             raise UsageError("--dry-run connects to no board", "Leave --on out, or name the board's target with -t")
-        named = {name: arguments[name] for name in ("data", "val", "statistics", "target", "engines")}
-        steps = plan(model, **named, goal=goal, progress=progress)
+        steps = plan(request, goal=goal, engines=choices)
         printer.lines(steps, _plan_lines(steps))
         return
     try:
         with _clock(on, progress) as clock:
-            result = tune(model, output=options["output"], goal=goal, clock=clock, progress=progress, **arguments)
+            result = run_tune(
+                request,
+                options["output"],
+                goal=goal,
+                engines=choices,
+                clock=clock,
+                contents=BundleContents(with_float=options["with_float"]),
+                resume=options["resume"],
+                memory=not options["no_memory"],
+            )
     except GoalNotMetError as error:
         printer.lines(error.record, _search_lines(error.record, verbose=printer.verbose))
         raise
@@ -411,8 +434,8 @@ def _plan_lines(steps: CandidateList) -> Lines:
     yield from (f"  {name}" for name in steps.methods)
     if steps.threads:
         yield f"threads: {', '.join(str(n) if n else 'all' for n in steps.threads)}"
-    last = "tensors in 16 bits" if "wide" in steps.target.profile.search else "layers in float"
-    yield f"if accuracy falls short: {', '.join((*steps.recoveries, last))}"
+    fallback = "tensors in 16 bits" if "wide" in steps.target.profile.search else "layers in float"
+    yield f"if accuracy falls short: {', '.join((*steps.recoveries, fallback))}"
 
 
 def _search_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
@@ -423,17 +446,17 @@ def _search_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
 
     yield from (f"{title}: {text}" for title, text in summarize(record).items())
     for form in record["trials"] if verbose else ():
-        kept = ", ".join(form["kept_in_float"]) or "nothing"
+        in_float = ", ".join(form["kept_in_float"]) or "nothing"
         lost = "not measured" if form["loss"] is None else f"{form['loss']:.4f}"
-        yield f"{form['method']}, {kept} in float: loss {lost}"
+        yield f"{form['method']}, {in_float} in float: loss {lost}"
     yield f"{len(record['trials'])} forms in {record['elapsed_s']:.0f} s"
 
 
 def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     from edgeq_device.measure.claim import Claim
 
-    first, *details = record["verdict"]
-    yield styled(first, "bold")
+    verdict, *details = record["verdict"]
+    yield styled(verdict, "bold")
     yield from details
     # The ratio and the milliseconds of a row come from the same runs. Two rows may come from different series of runs.
     heads = ("", "times float32", "interval, milliseconds", "points lost", "at most", "MB", "")
@@ -443,17 +466,17 @@ def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
         latency = f"{timing['latency']['p50_ms']:.3g} ms"
         rows.append(("float32", "1.00", latency, "0.00", "", f"{float32['bytes'] / 1e6:.2f}", ""))
     front = [c for c in record["candidates"] if c["pareto"] or c["status"] == "chosen"]
-    for one in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"]) if c["timing"] else 0.0):
-        claim = Claim.from_record(one["timing"]["speedup"]) if one["timing"] else Claim()
+    for candidate in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"]) if c["timing"] else 0.0):
+        claim = Claim.from_record(candidate["timing"]["speedup"]) if candidate["timing"] else Claim()
         about = claim.estimated
         times = f"{claim.interval[0]:.2f}" if claim.interval else f"about {about[0]:.2f}" if about else "not known"
-        losses = (f"{100 * one['accuracy'][name]:.2f}" for name in ("drop", "bound"))
-        size = f"{one['screening']['bytes'] / 1e6:.2f}"
-        rows.append((one["name"], times, claim.figures(), *losses, size, one["status"]))
+        losses = (f"{100 * candidate['accuracy'][name]:.2f}" for name in ("drop", "bound"))
+        size = f"{candidate['screening']['bytes'] / 1e6:.2f}"
+        rows.append((candidate["name"], times, claim.figures(), *losses, size, candidate["status"]))
     yield table(heads, rows, title="Pareto front", title_justify="left")
     lost = [c for c in record["candidates"] if c["status"] != "chosen"]
-    for one in lost if verbose else lost[:_LOSERS_SHOWN]:
-        yield f"{one['name']}: {one['reason']}"
+    for candidate in lost if verbose else lost[:_LOSERS_SHOWN]:
+        yield f"{candidate['name']}: {candidate['reason']}"
     if not verbose and len(lost) > _LOSERS_SHOWN:
         yield f"and {len(lost) - _LOSERS_SHOWN} more (-v shows them)"
     yield f"{len(record['candidates'])} candidates in {record['elapsed_s']:.0f} s"

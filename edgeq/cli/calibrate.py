@@ -87,15 +87,15 @@ def collect(
     from edgeq.distributed.workers import open_workers
 
     # the workers start up while this process imports these modules
-    with open_workers(workers, ["edgeq.calibration.collect"]) as opened:
-        from edgeq.jobs.calibrate import calibrate, parse_bytes
-        from edgeq.model.sizes import parse_sizes
+    with open_workers(workers, ["edgeq.calibration.collect"]) as pool:
+        from edgeq.cli._arguments import parse_bytes, parse_sizes
+        from edgeq.jobs.calibrate import run_calibrate
+        from edgeq.prove.request import Request
 
-        named: dict[str, Any] = {
-            "memory": parse_bytes(memory) if memory is not None else None,
-            "fix": parse_sizes(fixed),
-        }
-        statistics = calibrate(model, data, output, **named, workers=opened, progress=printer.progress(), **options)
+        arguments = {"fix": parse_sizes(fixed), "force": options.pop("force"), "progress": printer.progress()}
+        request = Request.of(model, data, workers=pool, **arguments)
+        memory_bytes = parse_bytes(memory) if memory is not None else None
+        statistics = run_calibrate(request, output, memory=memory_bytes, **options)
     _print_written(printer, statistics, output)
 
 
@@ -138,10 +138,10 @@ def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options:
     if svg is not None:
         check_apart(svg, [path])
         check_outside(svg, [path])
-    shown = open_calibration(path, options["tensors"], options["activation_type"], symmetric=options["symmetric"])
+    content = open_calibration(path, options["tensors"], options["activation_type"], symmetric=options["symmetric"])
     if svg is not None:
-        write_svg(shown, svg, force=force)
-    printer.lines(shown, _calibrate_lines(shown, plotted=bool(options["tensors"])))
+        write_svg(content, svg, force=force)
+    printer.lines(content, _calibrate_lines(content, plotted=bool(options["tensors"])))
 
 
 def _print_written(printer: Printer, statistics: Statistics, output: Path) -> None:
@@ -155,22 +155,22 @@ def _print_written(printer: Printer, statistics: Statistics, output: Path) -> No
     printer.lines(record, [f"{output}: {len(statistics.tensors)} tensors, {statistics.samples} samples"])
 
 
-def _calibrate_lines(shown: RangeComparison | dict[str, Any], *, plotted: bool) -> Lines:
+def _calibrate_lines(content: RangeComparison | dict[str, Any], *, plotted: bool) -> Lines:
     from edgeq.calibration.show import RangeComparison, sparkline, text_plot
 
-    if not isinstance(shown, RangeComparison):
-        for entry in shown["tensors"]:
+    if not isinstance(content, RangeComparison):
+        for entry in content["tensors"]:
             yield f"{entry['magnitude']:>14.6g}  {entry['name']}"
         return
-    statistics = shown.statistics
+    statistics = content.statistics
     for name in statistics.tensors if plotted else ():
-        yield from text_plot(shown, name)
+        yield from text_plot(content, name)
     if plotted:
         return
     state = "" if statistics.complete else f" of {statistics.total}, unfinished"
     yield f"{len(statistics.tensors)} tensors, {statistics.samples} samples{state}"
-    yield f"{'':24}  {'  '.join(f'{m:>21}' for m in shown.ranges)}"
+    yield f"{'':24}  {'  '.join(f'{m:>21}' for m in content.ranges)}"
     for name in statistics.tensors:
-        spans = [found[name] for found in shown.ranges.values()]
+        spans = [ranges[name] for ranges in content.ranges.values()]
         numbers = "  ".join(f"{s.low:>10.4g} {s.high:>10.4g}" for s in spans)
-        yield f"{sparkline(shown, name)}  {numbers}  {name}"
+        yield f"{sparkline(content, name)}  {numbers}  {name}"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, command, fill_next, styled, table
+from edgeq.cli._common import Lines, Printer, command, styled, table
+from edgeq.cli._next import fill_next
 from edgeq.cli._options import (
     FORCE,
     OUTPUT,
@@ -67,30 +68,30 @@ def compare_command(printer: Printer, a: Path, b: Path, limits: Path | None, **o
     from edgeq.reporting.compare import CompareRequest, LossLimits, run_comparison
     from edgeq.util.numbers import parse_drop
 
-    own = LossLimits(parse_drop(options.pop("max_drop")), options.pop("min_speedup"))
+    loss_limits = LossLimits(parse_drop(options.pop("max_drop")), options.pop("min_speedup"))
     timed = not options.pop("no_timing")
-    request = CompareRequest(a, b, timed=timed, limits=own, **comparison_arguments(options))
+    request = CompareRequest(a, b, timed=timed, limits=loss_limits, **comparison_arguments(options))
     if limits is not None:
-        if own != LossLimits():
+        if loss_limits != LossLimits():
             raise UsageError("--limits does not go with --max-drop or --min-speedup", "Write them into the file")
         _gate(printer, request, limits)
         return
-    found = run_comparison(request, progress=printer.progress())
-    printer.lines(found, _compare_lines(found))
-    pair = found.debuggable
+    comparison = run_comparison(request, progress=printer.progress())
+    printer.lines(comparison, _compare_lines(comparison))
+    pair = comparison.debuggable
     fill_next(a=pair[0].path, b=pair[1].path) if pair is not None else fill_next(a=None)
-    found.check()
+    comparison.check()
 
 
-def _compare_lines(found: Comparison) -> Lines:
-    for name, side in (("A", found.a), ("B", found.b)):
+def _compare_lines(comparison: Comparison) -> Lines:
+    for name, side in (("A", comparison.a), ("B", comparison.b)):
         variant = f", variant {side.variant}" if side.variant else ""
         yield f"{name}  {side.path}{variant}"
-    yield from (styled(f"differs: {difference}", "yellow") for difference in found.signature_differences)
-    if rows := found.rows():
+    yield from (styled(f"differs: {difference}", "yellow") for difference in comparison.signature_differences)
+    if rows := comparison.rows():
         yield table(("", "A", "B", "B against A"), rows)
-    yield from (styled(sentence, "bold") for sentence in found.verdict())
-    yield from (f"note: {note}" for note in found.notes)
+    yield from (styled(sentence, "bold") for sentence in comparison.verdict())
+    yield from (f"note: {note}" for note in comparison.notes)
 
 
 @command("gate")
@@ -136,8 +137,8 @@ def gate_command(printer: Printer, model: Path, baseline: Path, **options: Any) 
     """
     from edgeq.reporting.compare import CompareRequest
 
-    own = {name: options.pop(name) for name in ("limits", "on", "junit", "update", "as_markdown", "force")}
-    _gate(printer, CompareRequest(baseline, model, **comparison_arguments(options)), **own)
+    gate_options = {name: options.pop(name) for name in ("limits", "on", "junit", "update", "as_markdown", "force")}
+    _gate(printer, CompareRequest(baseline, model, **comparison_arguments(options)), **gate_options)
 
 
 def _gate(
@@ -156,28 +157,28 @@ def _gate(
 
     if junit is not None:
         gate.check_junit(junit, request, limits, force=force)
-    known = gate.read_limits(limits) if limits is not None else gate.GateLimits()
+    gate_limits = gate.read_limits(limits) if limits is not None else gate.GateLimits()
     if on is not None:
         from edgeq.remote.evaluate import run_gate
 
-        found = run_gate(board_of(on), request, known, update=update, progress=printer.progress())
+        result = run_gate(board_of(on), request, gate_limits, update=update, progress=printer.progress())
     else:
-        found = gate.gate(request, known, update=update, progress=printer.progress())
+        result = gate.gate(request, gate_limits, update=update, progress=printer.progress())
     if junit is not None:
         with output_file(junit, force=force) as draft:
-            draft.write_bytes(gate.junit(found))
+            draft.write_bytes(gate.junit(result))
     if as_markdown and not printer.as_json:
-        click.echo(gate.markdown(found))
+        click.echo(gate.markdown(result))
     else:
-        printer.lines(found, _gate_lines(found))
-    found.check()
+        printer.lines(result, _gate_lines(result))
+    result.check()
 
 
-def _gate_lines(found: Gated) -> Lines:
-    if found.comparison is not None:
-        yield table(("", "baseline", "model", "model against baseline"), found.rows())
-        yield from (f"{check.what}: {check.outcome}, limit: {check.text}" for check in found.checks)
-        yield from (f"note: {note}" for note in found.comparison.notes)
-        yield styled(found.outcome, "bold")
-    if found.updated:
-        yield f"{found.baseline} is the new baseline"
+def _gate_lines(result: Gated) -> Lines:
+    if result.comparison is not None:
+        yield table(("", "baseline", "model", "model against baseline"), result.rows())
+        yield from (f"{check.what}: {check.outcome}, limit: {check.text}" for check in result.checks)
+        yield from (f"note: {note}" for note in result.comparison.notes)
+        yield styled(result.outcome, "bold")
+    if result.updated:
+        yield f"{result.baseline} is the new baseline"

@@ -42,8 +42,8 @@ def retarget_command(printer: Printer, model: Path, output: Path, force: bool, *
 
 
 def _retarget_lines(model: Path, result: Retargeted) -> Iterator[str]:
-    before, after = (f"{form.format} {form.pair}" for form in (result.before, result.after))
-    yield f"{model}: {before} → {result.output}: {after}"
+    source_form, new_form = (f"{form.format} {form.pair}" for form in (result.before, result.after))
+    yield f"{model}: {source_form} → {result.output}: {new_form}"
     yield from (f"  {line}" for line in result.changes or ("nothing had to be changed",))
     yield from (f"note: {line}" for line in result.kept)
     yield from _agreements(result)
@@ -59,10 +59,12 @@ def _agreements(result: Retargeted) -> Iterator[str]:
     if off is not None and on is not None and off.identical and on.identical:
         yield "outputs on noise: the same to the last bit, by default and without the optimiser"
         return
-    for found, where in ((on, default), (off, "without the optimiser")):
-        if found is not None:
-            what = "the same to the last bit" if found.identical else f"within {found.largest:.2%} of the largest"
-            yield f"outputs on noise, {where}: {what}"
+    for agreement, condition in ((on, default), (off, "without the optimiser")):
+        if agreement is not None:
+            extent = (
+                "the same to the last bit" if agreement.identical else f"within {agreement.largest:.2%} of the largest"
+            )
+            yield f"outputs on noise, {condition}: {extent}"
 
 
 @command("emit-c")

@@ -29,8 +29,8 @@ def demo_command(printer: Printer, output: Path, files: Path | None, force: bool
     from edgeq.jobs.demo import demonstrate, write_files
 
     if files is not None:
-        written = write_files(files)
-        printer.lines({"files": written}, map(str, written))
+        paths = write_files(files)
+        printer.lines({"files": paths}, map(str, paths))
         return
 
     result = demonstrate(output, force=force, progress=printer.progress())

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from edgeq.cli._common import Printer, command, fill_next
+from edgeq.cli._common import Printer, command
+from edgeq.cli._next import fill_next
 from edgeq.cli._options import PATH, board_of, complete_board
 
 BOARD = click.argument("board", metavar="BOARD", shell_complete=complete_board)
@@ -41,8 +42,8 @@ def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
     """
     from edgeq.remote.setup import set_up
 
-    found = set_up(board_of(board), wheels=wheels, progress=printer.progress())
-    printer.lines(found, found.lines())
+    setup = set_up(board_of(board), wheels=wheels, progress=printer.progress())
+    printer.lines(setup, setup.lines())
 
 
 @command("clean", within=device_command)
@@ -51,8 +52,8 @@ def clean_board(printer: Printer, board: str) -> None:
     """Remove everything that edgeq keeps on BOARD: bundles, programs and the Python environment."""
     from edgeq.remote.setup import clean
 
-    found = clean(board_of(board))
-    printer.lines(found, found.lines())
+    removal = clean(board_of(board))
+    printer.lines(removal, removal.lines())
 
 
 @click.group("emulate")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, choose_next, command, fill_next, propose_check, styled, table
+from edgeq.cli._common import Lines, Printer, command, styled, table
+from edgeq.cli._next import choose_next, fill_next, propose_check
 from edgeq.cli._options import (
     OUTPUT,
     OWN_PREPROCESS,
@@ -46,73 +47,73 @@ _FIGURES, _LEAST_NAME, _WEIGHT_NAME = 90, 16, 40
 _LEAST_SHARE = 0.0001
 
 
-def draw_diagnosis(found: Diagnosis, *, verbose: bool) -> Lines:
+def draw_diagnosis(diagnosis: Diagnosis, *, verbose: bool) -> Lines:
     """Yield lines on the outputs, then on the error sources, then on the layers in execution order."""
-    variant = f", variant {found.variant}" if found.variant else ""
-    yield f"{found.quantized}{variant} against {found.float_model}, {found.comparison.samples} samples"
-    yield from (f"note: {note}" for note in found.notes)
-    yield f"outputs: {closeness(found.optimised)} in the optimised session,"
-    yield f"         {closeness(found.written)} on the graph as written"
-    style = {"healthy": "green", "noisy": "yellow", "poor": "red"}[found.verdict]
-    yield styled(f"verdict: {found.verdict_text}", style)
-    yield from _draw_error_sources(found)
-    yield from _draw_exclusions(found)
-    yield from _draw_layers(found, verbose=verbose)
-    yield from _draw_weights(found, verbose=verbose)
-    yield from _draw_engine(found, verbose=verbose)
-    yield from (styled(f"warning: {warning}", "yellow") for warning in found.warnings)
+    variant = f", variant {diagnosis.variant}" if diagnosis.variant else ""
+    yield f"{diagnosis.quantized}{variant} against {diagnosis.float_model}, {diagnosis.comparison.samples} samples"
+    yield from (f"note: {note}" for note in diagnosis.notes)
+    yield f"outputs: {closeness(diagnosis.optimised)} in the optimised session,"
+    yield f"         {closeness(diagnosis.written)} on the graph as written"
+    style = {"healthy": "green", "noisy": "yellow", "poor": "red"}[diagnosis.verdict]
+    yield styled(f"verdict: {diagnosis.verdict_text}", style)
+    yield from _draw_error_sources(diagnosis)
+    yield from _draw_exclusions(diagnosis)
+    yield from _draw_layers(diagnosis, verbose=verbose)
+    yield from _draw_weights(diagnosis, verbose=verbose)
+    yield from _draw_engine(diagnosis, verbose=verbose)
+    yield from (styled(f"warning: {warning}", "yellow") for warning in diagnosis.warnings)
 
 
-def _draw_error_sources(found: Diagnosis) -> Lines:
-    if not found.error_sources:
+def _draw_error_sources(diagnosis: Diagnosis) -> Lines:
+    if not diagnosis.error_sources:
         yield ""
         yield "no layer stands out: many layers add a similar amount of noise"
         return
-    healthy = found.verdict == "healthy"
-    what = "layers with the largest parts in the error" if healthy else "layers that cause the error"
+    healthy = diagnosis.verdict == "healthy"
+    heading = "layers with the largest parts in the error" if healthy else "layers that cause the error"
     yield ""
-    yield f"{what}, each with the outputs' SQNR with its error alone"
-    for rank, error_source in enumerate(found.error_sources, 1):
+    yield f"{heading}, each with the outputs' SQNR with its error alone"
+    for rank, error_source in enumerate(diagnosis.error_sources, 1):
         who = f"{error_source.node} ({error_source.op_type})" if error_source.node else f"input {error_source.name}"
         yield (f"{rank:3}. {who}: {_db(error_source.output_sqnr_db)} dB; {error_source.cause}: {error_source.reason}")
         yield f"     {_flags(error_source.exclude)}"
-    if len(found.error_sources) > 1:
-        yield f"all of them: {_flags(found.exclude)}"
+    if len(diagnosis.error_sources) > 1:
+        yield f"all of them: {_flags(diagnosis.exclude)}"
 
 
-def _draw_exclusions(found: Diagnosis) -> Lines:
+def _draw_exclusions(diagnosis: Diagnosis) -> Lines:
     """Yield lines on the set of nodes that helps most if it stays in float, and on the single node that helps most."""
     from edgeq.measure.agreement import HEALTHY_DB
 
-    if found.verdict == "healthy":
+    if diagnosis.verdict == "healthy":
         return
     yield ""
-    if not found.exclusions:
+    if not diagnosis.exclusions:
         yield f"none of them helps in float; `edgeq quantize --min-sqnr {HEALTHY_DB:g}` tries other sets of nodes"
         return
     yield "outputs with some layers in float, the rest as it is"
-    single = next((one for one in found.exclusions if len(one.nodes) == 1), None)
-    for one in dict.fromkeys(filter(None, (found.exclusions[0], single))):
-        yield f"  {_db(one.plain_db)} → {_db(one.sqnr_db)} dB: {_flags(one.nodes)}"
+    single = next((exclusion for exclusion in diagnosis.exclusions if len(exclusion.nodes) == 1), None)
+    for exclusion in dict.fromkeys(filter(None, (diagnosis.exclusions[0], single))):
+        yield f"  {_db(exclusion.plain_db)} → {_db(exclusion.sqnr_db)} dB: {_flags(exclusion.nodes)}"
 
 
-def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
+def _draw_layers(diagnosis: Diagnosis, *, verbose: bool) -> Lines:
     from rich.console import Console
     from rich.table import Column, Table
 
     from edgeq.measure.agreement import worst_db
 
-    ranks = {error_source.name: rank for rank, error_source in enumerate(found.error_sources, 1)}
+    ranks = {error_source.name: rank for rank, error_source in enumerate(diagnosis.error_sources, 1)}
     # The width that the other columns leave for the name. rich would cut off the end of a name, which is the part that
     # differs.
     width = max(_LEAST_NAME, (Console().width - _FIGURES) // 2)
-    activations = found.comparison.activations
-    shown = {id(a) for a in sorted(activations, key=lambda a: -a.noise.added)[: found.worst]}
+    activations = diagnosis.comparison.activations
+    worst_ids = {id(a) for a in sorted(activations, key=lambda a: -a.noise.added)[: diagnosis.worst]}
     title = "layers in execution order (SQNR in dB)" if verbose else "worst layers in execution order (SQNR in dB)"
     tensor, layer = (Column(head, overflow="fold") for head in ("tensor", "layer"))
     layers = Table("", tensor, layer, "all so far", "alone", "", "rounding", "outside", "outputs", title=title)
     for activation in activations:
-        if not verbose and id(activation) not in shown and activation.name not in ranks:
+        if not verbose and id(activation) not in worst_ids and activation.name not in ranks:
             continue
         operator = activation.op_type + (f"+{activation.folded}" if activation.folded else "")
         layers.add_row(
@@ -127,12 +128,12 @@ def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
             _db(worst_db(activation.effect)) if activation.effect is not None else "",
         )
     yield layers
-    if not verbose and len(shown) < len(activations):
+    if not verbose and len(worst_ids) < len(activations):
         yield f"{len(activations)} tensors were compared (-v shows all)"
 
 
-def _draw_weights(found: Diagnosis, *, verbose: bool) -> Lines:
-    weights = [w for w in found.comparison.weights if verbose or len(w.shape) > 1]
+def _draw_weights(diagnosis: Diagnosis, *, verbose: bool) -> Lines:
+    weights = [w for w in diagnosis.comparison.weights if verbose or len(w.shape) > 1]
     chosen = weights if verbose else sorted(weights, key=lambda w: w.sqnr_db)[:_WEIGHTS_SHOWN]
     rows = []
     for weight in chosen:
@@ -145,14 +146,14 @@ def _draw_weights(found: Diagnosis, *, verbose: bool) -> Lines:
         yield table(heads, rows, title="weights" if verbose else "worst weights")
 
 
-def _draw_engine(found: Diagnosis, *, verbose: bool) -> Lines:
+def _draw_engine(diagnosis: Diagnosis, *, verbose: bool) -> Lines:
     """Yield the layers whose results in an engine differ from those of the CPU kernels."""
-    if not found.engine_name:
+    if not diagnosis.engine_name:
         return
-    worst = {id(layer) for layer in sorted(found.engine, key=lambda layer: -layer.lost_db)[: found.worst]}
-    title = f"{found.engine_name} against onnxruntime's CPU kernels (SQNR in dB), the same file"
+    worst = {id(layer) for layer in sorted(diagnosis.engine, key=lambda layer: -layer.lost_db)[: diagnosis.worst]}
+    title = f"{diagnosis.engine_name} against onnxruntime's CPU kernels (SQNR in dB), the same file"
     rows = []
-    for layer in found.engine:
+    for layer in diagnosis.engine:
         if verbose or id(layer) in worst:
             alone = "" if layer.alone_db is None else _db(layer.alone_db)
             name, node = (shorten(text, _WEIGHT_NAME) for text in (layer.name, layer.node))
@@ -202,8 +203,8 @@ def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ..
     from edgeq.util.device_errors import device_errors
 
     with device_errors():
-        given = parse_shapes(shapes)
-    report = inspect(model, targets or ("auto",), shapes=given, progress=printer.progress())
+        sizes = parse_shapes(shapes)
+    report = inspect(model, targets or ("auto",), shapes=sizes, progress=printer.progress())
     printer.lines(report, _show(report, verbose=printer.verbose))
     if report.quantized:
         choose_next(lambda: "compare FLOAT.onnx {model} --data SAMPLES")
@@ -235,15 +236,15 @@ def _show(report: ModelReport, *, verbose: bool) -> Lines:
 def _show_prediction(prediction: TargetPrediction, *, verbose: bool) -> Lines:
     from edgeq.model.int8_rules import rules_title
 
-    counted = [n for n in prediction.nodes if n.verdict != "other"]
-    int8 = [n for n in counted if n.verdict == "int8"]
+    nodes = [n for n in prediction.nodes if n.verdict != "other"]
+    int8 = [n for n in nodes if n.verdict == "int8"]
     yield ""
     yield from _show_refused(prediction)
     if any(prediction.refused):
         return
     yield (
         f"{prediction.target} ({prediction.backend}): about {prediction.int8_mac_share:.1%} of the MACs and "
-        f"{len(int8)} of {len(counted)} nodes in int8, a forecast by "
+        f"{len(int8)} of {len(nodes)} nodes in int8, a forecast by "
         f"{rules_title(prediction.backend)}; `edgeq quantize` measures it"
     )
     if verbose:
@@ -251,12 +252,12 @@ def _show_prediction(prediction: TargetPrediction, *, verbose: bool) -> Lines:
             yield f"  {node.verdict:5}  {node.op_type:20} {node.name}: {node.reason}"
         return
     reasons: dict[tuple[str, str], list[str]] = {}
-    for node in counted:
+    for node in nodes:
         if node.verdict == "float":
             reasons.setdefault((node.op_type, node.reason), []).append(node.name)
     for (op_type, reason), names in reasons.items():
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        yield f"  float  {op_type} ({shown}): {reason}"
+        examples = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        yield f"  float  {op_type} ({examples}): {reason}"
 
 
 def _show_refused(prediction: TargetPrediction) -> Lines:
@@ -320,14 +321,14 @@ def debug_command(
     edgeq debug model.onnx dist/ --data calib/ --json
     edgeq debug model.onnx npu.onnx --data calib/ --engine qnn
     """
-    from edgeq.jobs.calibrate import parse_bytes
+    from edgeq.cli._arguments import parse_bytes
     from edgeq.measure.debug import debug
     from edgeq.run.session import parse_session_options
 
     options["memory"] = parse_bytes(memory) if memory is not None else None
     options["session_options"] = parse_session_options(session_options)
-    found = debug(**options, engine=engine or "", progress=printer.progress())
-    printer.lines(found, draw_diagnosis(found, verbose=printer.verbose))
+    diagnosis = debug(**options, engine=engine or "", progress=printer.progress())
+    printer.lines(diagnosis, draw_diagnosis(diagnosis, verbose=printer.verbose))
 
 
 @command("report")
@@ -460,21 +461,21 @@ def audit_command(printer: Printer, model: Path, data: str | None, **options: An
 def _audit_lines(result: Audited, *, verbose: bool) -> Lines:
     from edgeq.run.engines import DEFAULT
 
-    found = result.audit
+    audit = result.audit
     engine = f" in {result.engine}" if result.engine != DEFAULT else ""
     target = f" on {result.target}" if result.target else ""
-    yield f"{result.name}{engine}{target}: {found.summary()}"
-    shown = [layer for layer in found.layers if verbose or layer.can_saturate]
-    if shown:
+    yield f"{result.name}{engine}{target}: {audit.summary()}"
+    layers = [layer for layer in audit.layers if verbose or layer.can_saturate]
+    if layers:
         rows = []
-        for layer in shown:
+        for layer in layers:
             share = f"{layer.clipped / layer.sums:.3%}" if layer.sums else ""
-            known = [layer.channels, layer.suspects, layer.worst_pair]
-            numbers = ["?" if value is None else str(value) for value in known]
+            details = [layer.channels, layer.suspects, layer.worst_pair]
+            numbers = ["?" if value is None else str(value) for value in details]
             rows.append((layer.name, layer.op_type, *numbers, share))
         heads = ("layer", "operator", "channels", "can saturate", "worst pair", "clipped")
         yield table(heads, rows, numbers_from=2, box=None, pad_edge=False)
         yield "worst pair: the largest sum of two neighbouring weights of one sign; a pair up to 128 cannot saturate"
-    if found.float_db is not None:
-        saturating, exact = found.float_db
+    if audit.float_db is not None:
+        saturating, exact = audit.float_db
         yield f"against float32: {exact:.1f} dB SQNR on exact kernels, {saturating:.1f} dB on saturating ones"

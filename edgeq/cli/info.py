@@ -59,22 +59,22 @@ def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
     if on is None:
         from edgeq.jobs.doctor import doctor
 
-        found = doctor(gpu=gpu, progress=printer.progress())
+        checks = doctor(gpu=gpu, progress=printer.progress())
     else:
         from edgeq.remote.doctor import doctor_board
 
         if gpu:
             raise UsageError("--gpu tests only this machine's GPU", "Leave it out, or run edgeq doctor on the board")
-        found = doctor_board(board_of(on), progress=printer.progress())
-    width = max(len(check.name) for check in found.checks)
-    printer.lines(found, [f"{check.status:8} {check.name:{width}}  {check.detail}" for check in found.checks])
-    found.check(gpu=gpu)
+        checks = doctor_board(board_of(on), progress=printer.progress())
+    width = max(len(check.name) for check in checks.checks)
+    printer.lines(checks, [f"{check.status:8} {check.name:{width}}  {check.detail}" for check in checks.checks])
+    checks.check(gpu=gpu)
 
 
-def _installs_toolkit(given: Mapping[str, Any]) -> str:
+def _installs_toolkit(parameters: Mapping[str, Any]) -> str:
     from edgeq.backends.base import toolkits
 
-    toolkit = toolkits().get(given["name"]) if given["wanted"] else None
+    toolkit = toolkits().get(parameters["name"]) if parameters["wanted"] else None
     return toolkit.plan() if toolkit is not None else ""
 
 
@@ -93,35 +93,35 @@ def toolkit_command(printer: Printer, name: str | None, wanted: bool) -> None:
     from edgeq.backends.base import toolkits
     from edgeq.run.toolkit import describe_state, install
 
-    known = toolkits()
-    if name is not None and name not in known:
-        raise UsageError(f"no toolkit is called {name!r}", suggest(name, known))
-    chosen = [known[name]] if name is not None else list(known.values())
+    toolkits_by_name = toolkits()
+    if name is not None and name not in toolkits_by_name:
+        raise UsageError(f"no toolkit is called {name!r}", suggest(name, toolkits_by_name))
+    selection = [toolkits_by_name[name]] if name is not None else list(toolkits_by_name.values())
     if wanted:
         if name is None:
-            raise UsageError("no toolkit is named to install", f"Name one: {', '.join(known)}")
-        printer.progress().note(known[name].plan())
-        install(known[name], progress=printer.progress())
-    states = {toolkit.name: describe_state(toolkit) for toolkit in chosen}
-    lines = [f"{t.name:<8} {text}" for t in chosen for text in (t.title, states[t.name], f"--install {t.plan()}")]
-    printer.lines({t.name: {"version": t.version, "state": states[t.name], "plan": t.plan()} for t in chosen}, lines)
+            raise UsageError("no toolkit is named to install", f"Name one: {', '.join(toolkits_by_name)}")
+        printer.progress().note(toolkits_by_name[name].plan())
+        install(toolkits_by_name[name], progress=printer.progress())
+    states = {toolkit.name: describe_state(toolkit) for toolkit in selection}
+    lines = [f"{t.name:<8} {text}" for t in selection for text in (t.title, states[t.name], f"--install {t.plan()}")]
+    printer.lines({t.name: {"version": t.version, "state": states[t.name], "plan": t.plan()} for t in selection}, lines)
 
 
-def _named(what: str, action: str, name: str | None, why: bool) -> str | None:
+def _named(subject: str, action: str, name: str | None, why: bool) -> str | None:
     """Return the name that `targets` or `profiles` shows, or None to list all.
 
     Args:
-        what: "target" or "profile".
+        subject: "target" or "profile".
 
     Raises:
         UsageError: "show" has no name, or "list" has a name or --why.
     """
     if action == "show" and name is None:
-        raise UsageError(f"no {what} named", f"Give a name: `edgeq {what}s` lists them")
+        raise UsageError(f"no {subject} named", f"Give a name: `edgeq {subject}s` lists them")
     if action == "list" and (name is not None or why):
         raise UsageError(
-            f"{name or '--why'} does not go with a list of all {what}s",
-            f"Leave it out, or type `edgeq {what}s show {name or 'NAME'}`",
+            f"{name or '--why'} does not go with a list of all {subject}s",
+            f"Leave it out, or type `edgeq {subject}s show {name or 'NAME'}`",
         )
     return name
 
@@ -143,10 +143,10 @@ def targets_command(printer: Printer, why: bool, **given: Any) -> None:
     from edgeq.hardware.target import load_targets, resolve
 
     if (named := _named("target", why=why, **given)) is None:
-        plain, lines = show.list_targets(load_targets())
+        record, lines = show.list_targets(load_targets())
     else:
-        plain, lines = show.describe_target(resolve(named), why=why or printer.verbose)
-    printer.lines(plain, lines)
+        record, lines = show.describe_target(resolve(named), why=why or printer.verbose)
+    printer.lines(record, lines)
 
 
 @command("profiles")
@@ -164,11 +164,11 @@ def profiles_command(printer: Printer, why: bool, **given: Any) -> None:
 
     named, profiles = _named("profile", why=why, **given), load_profiles()
     if named is None:
-        plain, lines = show.list_profiles(profiles)
+        record, lines = show.list_profiles(profiles)
     else:
         profile = profiles.get(named) or resolve(named).profile
-        plain, lines = show.describe_profile(profile, why=why or printer.verbose)
-    printer.lines(plain, lines)
+        record, lines = show.describe_profile(profile, why=why or printer.verbose)
+    printer.lines(record, lines)
 
 
 @click.group("preprocess")
@@ -181,17 +181,17 @@ def list_preprocess(printer: Printer) -> None:
     """List the names, steps and source options that --preprocess accepts."""
     from edgeq.data.preprocess import list_preprocessings
 
-    plain = list_preprocessings()
+    record = list_preprocessings()
     lines = [
         "Names:",
-        *(f"  {entry['name']:<20}{entry['title']}" for entry in plain["preprocessings"]),
+        *(f"  {entry['name']:<20}{entry['title']}" for entry in record["preprocessings"]),
         "Steps, applied in the order written, such as 'resize=short:256,crop=224,divide=255':",
-        *(f"  {name:<20}{text}" for name, text in plain["steps"].items()),
-        f"  {plain['filters']}",
+        *(f"  {name:<20}{text}" for name, text in record["steps"].items()),
+        f"  {record['filters']}",
         "Source options, among the steps or in the [source] table of a .toml file:",
-        *(f"  {name:<20}{text}" for name, text in plain["source"].items()),
+        *(f"  {name:<20}{text}" for name, text in record["source"].items()),
     ]
-    printer.lines(plain, lines)
+    printer.lines(record, lines)
 
 
 @command("show", within=preprocess_command)
@@ -203,14 +203,14 @@ def show_preprocess(name: str, printer: Printer) -> None:
     """
     from edgeq.data.preprocess import show_preprocessing
 
-    plain = show_preprocessing(name)
+    record = show_preprocessing(name)
     lines = [
-        f"{plain['name']}: {plain['title']}" if plain["title"] else plain["name"],
-        *(f"  {number}. {line}" for number, line in enumerate(plain["arithmetic"], 1)),
-        *(f"  source.{key} = {value}" for key, value in plain["spec"].get("source", {}).items()),
+        f"{record['name']}: {record['title']}" if record["title"] else record["name"],
+        *(f"  {number}. {line}" for number, line in enumerate(record["arithmetic"], 1)),
+        *(f"  source.{key} = {value}" for key, value in record["spec"].get("source", {}).items()),
         "Integers become float32 before arithmetic; constants are rounded to the array's dtype.",
     ]
-    printer.lines(plain, lines)
+    printer.lines(record, lines)
 
 
 @command("extensions")
@@ -226,7 +226,7 @@ def extensions_command(printer: Printer) -> None:
     from edgeq.measure import decoders, task
     from edgeq.tuning.recover import methods as recoveries
 
-    plain = {
+    record = {
         "calibration_methods": _rows(methods, lambda method: {"title": method.title, "options": _options(method)}),
         "tasks": _rows(task, lambda found: {"title": found.title, "takes": sorted(found.takes)}),
         "decoders": _rows(decoders, lambda decoder: {"title": decoder.title}),
@@ -234,27 +234,27 @@ def extensions_command(printer: Printer) -> None:
         "recoveries": _rows(recoveries, lambda recovery: {"title": recovery.title, "stage": recovery.stage}),
         "backends": _rows(base, lambda backend: {"title": backend.title}),
     }
-    printer.lines(plain, _extension_lines(plain))
+    printer.lines(record, _extension_lines(record))
 
 
 def _rows(module: Any, describe: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
     registry = module.REGISTRY
-    return [{"name": name, **describe(found), "from": registry.owner(name)} for name, found in registry.items()]
+    return [{"name": name, **describe(extension), "from": registry.owner(name)} for name, extension in registry.items()]
 
 
 def _options(method: Any) -> list[dict[str, Any]]:
     return [{"name": option.name, "default": option.default, "help": option.help} for option in method.options]
 
 
-def _extension_lines(plain: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    from edgeq.measure.task import option_of
+def _extension_lines(record: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    from edgeq.measure.task import argument_of
 
-    for kind, rows in plain.items():
+    for kind, rows in record.items():
         yield f"{kind.replace('_', ' ')}:"
         for row in rows:
             origin = "" if row["from"] == "edgeq" else f" ({row['from']})"
             yield f"  {row['name']:<26}{row['title']}{origin}"
             if takes := row.get("takes"):
-                yield f"  {'':<26}takes {', '.join(map(option_of, takes))}"
+                yield f"  {'':<26}takes {', '.join('--' + argument_of(option).replace('_', '-') for option in takes)}"
             for option in row.get("options", ()):
                 yield f"  {'':<26}{option['name']}={option['default']:g}: {option['help']}"

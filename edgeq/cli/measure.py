@@ -99,9 +99,9 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
         from edgeq.remote.verify import verify_everywhere
 
         expect = check_trusted(bundle, trust=trust, required=required, expect=expect)
-        found = verify_everywhere(bundle, variant, {**options, "expect": expect}, progress=printer.progress())
-        printer.lines(found, found.lines())
-        found.check()
+        verified = verify_everywhere(bundle, variant, {**options, "expect": expect}, progress=printer.progress())
+        printer.lines(verified, verified.lines())
+        verified.check()
         return
 
     from edgeq.prove.verify_options import refuse_without_target
@@ -223,14 +223,14 @@ def bench_command(
         boards = find_fleet(on)
         if len(boards) > 1:
             fleet = _on_fleet(printer, boards, run)
-            printer.lines(fleet, [*(table(*one) for one in fleet.tables()), *fleet.lines()])
+            printer.lines(fleet, [*(table(*part) for part in fleet.tables()), *fleet.lines()])
             fleet.check()
             return
-        found = run_bench(boards[0], run, progress=printer.progress())
+        measurement = run_bench(boards[0], run, progress=printer.progress())
     else:
-        found = run(progress=printer.progress())
-    lines = format_bench(found.report, verbose=printer.verbose)
-    printer.result(found, lambda: click.echo("\n".join(map(escape, lines))))
+        measurement = run(progress=printer.progress())
+    lines = format_bench(measurement.report, verbose=printer.verbose)
+    printer.result(measurement, lambda: click.echo("\n".join(map(escape, lines))))
 
 
 def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> FleetRecord:
@@ -296,23 +296,23 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
     if trial and on is not None:
         raise UsageError("--try-preprocess runs only on this machine", "Leave --on out")
     # the workers start up while this process imports these modules
-    with open_workers(workers, ["edgeq.measure.evaluation"]) as opened:
+    with open_workers(workers, ["edgeq.measure.evaluation"]) as pool:
         from edgeq.measure.evaluation import request_from_options, run_evaluation
 
         request = request_from_options(options)
         if on is not None:
             from edgeq.remote.evaluate import evaluate_board
 
-            there = evaluate_board(request, board_of(on), progress=printer.progress())
-            printer.lines(there, _eval_lines(there.result))
+            board_result = evaluate_board(request, board_of(on), progress=printer.progress())
+            printer.lines(board_result, _eval_lines(board_result.result))
         elif trial:
             from edgeq.measure.preprocess_trial import try_preprocess
 
             tried = try_preprocess(request, progress=printer.progress())
             printer.lines(tried, _draw_trial(tried))
         else:
-            found = run_evaluation(request, workers=opened, progress=printer.progress())
-            printer.lines(found, _eval_lines(found))
+            evaluation = run_evaluation(request, workers=pool, progress=printer.progress())
+            printer.lines(evaluation, _eval_lines(evaluation))
 
 
 def _draw_trial(trial: PreprocessRanking) -> Lines:
@@ -322,9 +322,9 @@ def _draw_trial(trial: PreprocessRanking) -> Lines:
 
     yield f"{trial.request.model}, {trial.samples} samples, {trial.task}"
     rows = []
-    for one in trial.tries:
-        value = "" if one.accuracy is None else metric(one.accuracy.primary, one.accuracy.value)
-        lines = filter(None, (one.preprocess, one.reason or one.title))
+    for attempt in trial.tries:
+        value = "" if attempt.accuracy is None else metric(attempt.accuracy.primary, attempt.accuracy.value)
+        lines = filter(None, (attempt.preprocess, attempt.reason or attempt.title))
         rows.append((value, Text("\n  ".join(map(escape, lines)), overflow="fold")))
     yield table((trial.primary, "preprocessing"), rows, title="the best first")
     if len(trial.tied) > 1:
@@ -332,24 +332,28 @@ def _draw_trial(trial: PreprocessRanking) -> Lines:
         yield from (f"  {name}" for name in trial.tied)
 
 
-def _eval_lines(found: EvalResult) -> Lines:
+def _eval_lines(evaluation: EvalResult) -> Lines:
     from edgeq.util.numbers import difference, metric, metric_name, share
 
-    accuracy, reference, agreement = found.accuracy, found.reference_accuracy, found.agreement
-    variant = f", variant {found.variant}" if found.variant else ""
-    yield f"{found.request.model}{variant}, {found.samples} samples"
+    accuracy, reference, agreement = evaluation.accuracy, evaluation.reference_accuracy, evaluation.agreement
+    variant = f", variant {evaluation.variant}" if evaluation.variant else ""
+    yield f"{evaluation.request.model}{variant}, {evaluation.samples} samples"
     if accuracy is not None:
         rows = []
         for name, value in accuracy.metrics.items():
-            known = reference.metrics[name] if reference else None
-            other = [metric(name, known), difference(name, value - known)] if known is not None else []
-            rows.append((metric_name(name), metric(name, value), *other))
+            reference_value = reference.metrics[name] if reference else None
+            cells = (
+                [metric(name, reference_value), difference(name, value - reference_value)]
+                if reference_value is not None
+                else []
+            )
+            rows.append((metric_name(name), metric(name, value), *cells))
         heads = ("metric", "value", *(("reference", "difference") if reference else ()))
         yield table(heads, rows, title=accuracy.task)
-    for one in (accuracy, reference):
-        yield from (styled(f"warning: {doubt}", "yellow") for doubt in (one.doubts if one is not None else ()))
-    if found.coverage is not None:
-        yield f"int8 coverage {found.coverage.summary()}"
+    for result in (accuracy, reference):
+        yield from (styled(f"warning: {doubt}", "yellow") for doubt in (result.doubts if result is not None else ()))
+    if evaluation.coverage is not None:
+        yield f"int8 coverage {evaluation.coverage.summary()}"
     if agreement is not None:
         outputs = []
         for output in agreement.outputs:

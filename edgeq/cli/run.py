@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from edgeq.cli._common import GroupedCommand, Printer, command, fill_next
+from edgeq.cli._common import GroupedCommand, Printer, command
+from edgeq.cli._next import fill_next
 from edgeq.cli._options import PATH, OutputPath
 from edgeq.cli._recipe import RecipeStep, parameters_of, several
 from edgeq.errors import UsageError
@@ -68,17 +69,17 @@ class Need:
         return UsageError(self.what, f"If you trust the recipe, pass {self.option} to edgeq run")
 
 
-def needs(recipe: Path, steps: Sequence[RecipeStep], given: Permissions) -> list[Need]:
+def needs(recipe: Path, steps: Sequence[RecipeStep], permissions: Permissions) -> list[Need]:
     """Return everything in the `steps` of the recipe that needs a permission, in the recipe's order."""
-    return [need for step in steps for need in _needs(recipe, step.context, given)]
+    return [need for step in steps for need in _needs(recipe, step.context, permissions)]
 
 
-def _needs(recipe: Path, context: click.Context, given: Permissions) -> Iterator[Need]:
+def _needs(recipe: Path, context: click.Context, permissions: Permissions) -> Iterator[Need]:
     folder = recipe.absolute().parent
-    roots = [Path(os.path.realpath(root)) for root in (folder, *given.folders)]
+    roots = [Path(os.path.realpath(root)) for root in (folder, *permissions.folders)]
     table = f"{recipe}: [{(context.info_name or '').replace(' ', '.')}]"
-    if isinstance(context.command, GroupedCommand) and (what := context.command.installs(context.params)):
-        yield Need(f"{table} {what}", "--allow-installs", given.installs)
+    if isinstance(context.command, GroupedCommand) and (installation := context.command.installs(context.params)):
+        yield Need(f"{table} {installation}", "--allow-installs", permissions.installs)
     for key, parameter in parameters_of(context.command).items():
         for value in several(context.params[parameter.name or ""]):
             if value is None:
@@ -86,13 +87,13 @@ def _needs(recipe: Path, context: click.Context, given: Permissions) -> Iterator
             said = f"{table} {key} = {str(value)!r}"
             place = Path(os.path.realpath(folder / str(value)))
             if parameter.name in STARTS and value:
-                yield Need(f"{said} starts a program", "--allow-code", given.code)
+                yield Need(f"{said} starts a program", "--allow-code", permissions.code)
             if _is_code(parameter, value):
-                yield Need(f"{said} runs code", "--allow-code", given.code)
+                yield Need(f"{said} runs code", "--allow-code", permissions.code)
             if parameter.name == "force" and value:
-                yield Need(f"{said} replaces existing outputs", "--force", given.force)
+                yield Need(f"{said} replaces existing outputs", "--force", permissions.force)
             if _is_host(parameter, value):
-                yield Need(f"{said} uses another machine", "--allow-hosts", given.hosts)
+                yield Need(f"{said} uses another machine", "--allow-hosts", permissions.hosts)
             if _is_written(parameter, context.params) and roots[0] not in place.parents:
                 inside = any(root in place.parents for root in roots)
                 yield Need(
@@ -116,8 +117,8 @@ def _is_scheduler(parameter: click.Parameter, value: Any) -> bool:
     return parameter.name == "workers" and not str(value).isdecimal()
 
 
-def _is_written(parameter: click.Parameter, given: Mapping[str, Any]) -> bool:
-    return isinstance(parameter.type, OutputPath) and parameter.type.written(given)
+def _is_written(parameter: click.Parameter, parameters: Mapping[str, Any]) -> bool:
+    return isinstance(parameter.type, OutputPath) and parameter.type.written(parameters)
 
 
 @command("run")
@@ -163,29 +164,29 @@ def run_command(
     edgeq quantize model.onnx --data calib/ -o int8.onnx --print-recipe > recipe.toml
     edgeq run recipe.toml
     """
-    from edgeq.cli._recipe import read
+    from edgeq.cli._recipe import read_recipe
 
     root = context.find_root().command
     assert isinstance(root, click.Group)
-    steps = read(recipe, root)
-    needed = needs(recipe, steps, Permissions(allow_code, allow_installs, force, allow_hosts, allow_outputs))
-    lacking = [need.error for need in needed if not need.given]
+    steps = read_recipe(recipe, root)
+    requirements = needs(recipe, steps, Permissions(allow_code, allow_installs, force, allow_hosts, allow_outputs))
+    lacking = [need.error for need in requirements if not need.given]
     if dry_run:
         if lacking:
             fill_next(recipe=None)
         lines = [shlex.join(["edgeq", *step.arguments]) for step in steps]
-        allowed = [f"{need.what}, as {need.option} allows" for need in needed if need.given]
+        allowed = [f"{need.what}, as {need.option} allows" for need in requirements if need.given]
         printer.lines(
-            {"recipe": recipe, "commands": lines, "lacking": [str(error) for error in lacking], "allowed": allowed},
-            [*lines, *(f"refused: {error}" for error in lacking), *(f"allowed: {text}" for text in allowed)],
+            {"recipe": recipe, "commands": lines, "lacking": [error.text for error in lacking], "allowed": allowed},
+            [*lines, *(f"refused: {error.text}" for error in lacking), *(f"allowed: {text}" for text in allowed)],
         )
         return
     if lacking:
         raise lacking[0]
-    given = {"as_json": printer.as_json, "quiet": printer.quiet, "verbose": printer.verbose}
+    output_options = {"as_json": printer.as_json, "quiet": printer.quiet, "verbose": printer.verbose}
     with contextlib.chdir(recipe.absolute().parent):
         for step in steps:
-            step.context.params.update(given)
+            step.context.params.update(output_options)
             if force and "force" in step.context.params:
                 step.context.params["force"] = True
             with step.context:

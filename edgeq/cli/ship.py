@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from edgeq.cli._common import Printer, command, fill_next, propose_check
+from edgeq.cli._common import Printer, command
+from edgeq.cli._next import fill_next, propose_check
 from edgeq.cli._options import FORCE, OUTPUT, PATH, REQUIRE_SIGNATURE, TRUST, checked_reference
 
 

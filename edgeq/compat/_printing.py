@@ -10,6 +10,7 @@ from typing import Any
 import click
 from edgeq_device.system.relay import escape
 
+from edgeq.arguments import as_options
 from edgeq.util.display import Advance
 
 
@@ -25,13 +26,13 @@ class PrintedProgress:
     def note(self, text: str) -> None:
         """Print a note as a line on stderr."""
         # stdout is the result of the command, which scripts read.
-        click.echo(escape(text), err=True)
+        click.echo(escape(as_options(text)), err=True)
 
 
 def say(*lines: str) -> None:
     """Print texts of one or more lines. Escape the control characters in them, because names may be untrusted."""
     for line in lines:
-        click.echo("\n".join(map(escape, line.split("\n"))))
+        click.echo("\n".join(map(escape, as_options(line).split("\n"))))
 
 
 def says(run: Callable[..., Iterable[str]]) -> Callable[..., None]:

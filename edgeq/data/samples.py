@@ -17,7 +17,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 
@@ -328,6 +328,15 @@ class Subset(Displayed):
         digest = hashlib.sha256()
         digest.update(f"{self.samples.digest()} {self.selection!r}".encode())
         return digest.hexdigest()
+
+
+class SampleOptions(TypedDict, total=False):
+    """List the arguments that choose among the samples of a source; see `open_samples`."""
+
+    preprocess: Any
+    count: int | None
+    start: int
+    stride: int
 
 
 def open_samples(

@@ -40,6 +40,7 @@ from edgeq.errors import (
     HardwareError,
     RuntimeUnavailableError,
     UsageError,
+    one_line,
 )
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import ANY, load_profiles, match_profile
@@ -321,7 +322,7 @@ def check_trial(
         except BoardError:  # the link failed, not the model
             raise
         except EdgeqError as error:
-            return EmulatedCheck(target.name, trial.name, NOT_RUN, route.how, NOT_RUN, str(error))
+            return EmulatedCheck(target.name, trial.name, NOT_RUN, route.how, NOT_RUN, error.text)
         return _run(trial, target, route, running, progress)
 
 
@@ -340,7 +341,7 @@ def _run(
         raise
     # The target's runtime refuses the model. On a device, it would do the same.
     except (RuntimeUnavailableError, ValueError) as error:
-        return replace(check, status=FAILED, reason=str(error))
+        return replace(check, status=FAILED, reason=one_line(error))
     expected = [outputs for _, outputs in trial.vectors]
     anything = dict.fromkeys((name for outputs in expected for name in outputs), math.inf)
     allowed = anything if trial.tolerance is None else trial.tolerance
@@ -374,7 +375,7 @@ def _run(
     except BoardError:  # the link failed, not the model
         raise
     except (RuntimeUnavailableError, CheckFailedError) as error:
-        return replace(check, status=FAILED, reason=str(error))
+        return replace(check, status=FAILED, reason=error.text)
     check = replace(
         check,
         samples=evaluation.samples,

@@ -289,7 +289,7 @@ def choose_route(
             return ExecutionRoute(EMULATED, means, speed=emulator.speed, start=start)
         # A missing emulator is a reason in the record, not an error of the whole check.
         except (HardwareError, RuntimeUnavailableError) as error:
-            reasons.append(str(error))
+            reasons.append(error.text)
     if not reasons:
         reasons.append(f"edgeq knows no way to run the kernels of {target.name} on another machine")
     return ExecutionRoute(NOT_RUN, "", "; ".join(reasons))

@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from edgeq_device.system.files import open_file
 from edgeq_device.system.programs import build_child_environment, find_program
 
+from edgeq.arguments import as_options
 from edgeq.emulate.cache import check_place, home
 from edgeq.emulate.emulator import Emulator, Recipe
 from edgeq.errors import RuntimeUnavailableError, UsageError
@@ -406,7 +407,7 @@ def use_sysroot(emulator: Emulator, root: Path) -> Sysroot:
     Raises:
         UsageError: the file system has no Python for that architecture.
     """
-    lock = Lock(root.resolve(), notes=("provided with --sysroot",))
+    lock = Lock(root.resolve(), notes=(as_options("provided with --sysroot"),))
     ready = _open_sysroot(emulator, lock)
     place = place_of(emulator)
     # Only a folder that edgeq made is written to. Anything else may be the user's.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +38,22 @@ def used_ranges(job: Job, built: Built) -> dict[str, Range]:
     float, the range is the one from which the artifact was built.
     """
     file = shared_model(built.artifact.proof_model, job.prepared.graph)
-    found = dict(built.ranges)
+    ranges = dict(built.ranges)
     for match in match_activations(job.prepared.graph, file):
-        params, before = match.params, found.get(match.name)
-        if params is not None and not (before is not None and _is_scale_of(params, before)):
-            found[match.name] = _represented(params)
-    return found
+        params, requested = match.params, ranges.get(match.name)
+        if params is not None and not (requested is not None and _is_scale_of(params, requested)):
+            ranges[match.name] = _represented(params)
+    return ranges
 
 
 def variant_ranges(job: Job, built: Mapping[str, Built]) -> dict[str, dict[str, Range]]:
     """Return the result of `used_ranges` for each variant that has ranges, keyed by the variant's name. If variants
     share a file, it is read only once.
     """
-    static = {name: one for name, one in built.items() if one.ranges}
-    files = {one.artifact.proof_model: one for one in static.values()}
-    found = {file: used_ranges(job, one) for file, one in files.items()}
-    return {name: found[one.artifact.proof_model] for name, one in static.items()}
+    static = {name: build for name, build in built.items() if build.ranges}
+    files = {build.artifact.proof_model: build for build in static.values()}
+    ranges_by_file = {file: used_ranges(job, build) for file, build in files.items()}
+    return {name: ranges_by_file[build.artifact.proof_model] for name, build in static.items()}
 
 
 def write_variant_tables(
@@ -73,17 +73,17 @@ def write_variant_tables(
         return {}
     folder.mkdir()
     tensors = quantizable_tensors(job.prepared.graph)
-    written: list[tuple[dict[str, Range], Path]] = []
+    tables: list[tuple[dict[str, Range], Path]] = []
     places = {}
     for name, ranges in used.items():
         # If a recovery rewrites the model, some tensors of the source have no range in the artifact.
-        known = {**scheme_ranges(job.statistics, built[name].artifact.scheme), **ranges}
-        kept = {tensor: known[tensor] for tensor in job.statistics.tensors}
-        place = next((place for other, place in written if other == kept), None)
+        all_ranges = {**scheme_ranges(job.statistics, built[name].artifact.scheme), **ranges}
+        table = {tensor: all_ranges[tensor] for tensor in job.statistics.tensors}
+        place = next((place for content, place in tables if content == table), None)
         if place is None:
-            place = folder / str(len(written))
-            write_tables(place, kept, tensors=tensors)
-            written.append((kept, place))
+            place = folder / str(len(tables))
+            write_tables(place, table, tensors=tensors)
+            tables.append((table, place))
         places[name] = place
     return places
 
@@ -107,6 +107,19 @@ def _represented(params: QuantParams) -> Range:
     return Range(min(low, 0.0), max(high, 0.0))
 
 
+@dataclass(frozen=True)
+class BundleContents:
+    """Choose what a bundle contains besides its variants.
+
+    Attributes:
+        selftest: number of samples to include as self-test vectors.
+        with_float: whether to include the float32 model.
+    """
+
+    selftest: int = 2
+    with_float: bool = False
+
+
 def bundle_variants(
     job: Job,
     variants: Mapping[str, ProvenVariant],
@@ -114,8 +127,7 @@ def bundle_variants(
     *,
     workdir: Path,
     command: str,
-    selftest: int = 2,
-    with_float: bool = False,
+    contents: BundleContents,
     tuning: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     force: bool = False,
@@ -128,20 +140,23 @@ def bundle_variants(
         command: the command that makes this kind of bundle, shown in the report.
         tuning: the record of the search that chose the variants (docs/tune.md), for report.json.
         notes: notes for the report.
-        Other arguments: see `edgeq.package`.
+        force: replace an existing output.
     """
     builds = {name: variant.built for name, variant in variants.items()}
     used = variant_ranges(job, builds)
     record = _report_record(job, variants, used, command, notes)
     extras = report_files(record if tuning is None else {**record, "tuning": tuning})
     models = shipped_files({name: variant.built for name, variant in variants.items()}, workdir)
+    # Variants that compute the same outputs share their test vectors, because these may be larger than the models.
     cases = {
-        key: selftest_cases(variant.built.artifact, job.validation, selftest)
+        key: selftest_cases(variant.built.artifact, job.validation, contents.selftest)
         for key, variant in {_answers(variant): variant for variant in variants.values()}.items()
     }
+    # Devices read one name a line.
     names = [re.sub(r"\s+", " ", as_text(name)) for name in getattr(job.validation, "score_names", ())]
     if any(names):
         extras[LABELS] = "".join(f"{name}\n" for name in names).encode("utf-8")
+    # Several variants may bring the same alternative, which is written once.
     stand_ins = {a.name: a for variant in variants.values() for a in variant.built.artifact.alternatives}
     for name, variant in variants.items():
         extras.update({f"{name}.{file.name}": file.read_bytes() for file in variant.built.artifact.tables})
@@ -153,7 +168,11 @@ def bundle_variants(
                 variant_spec(name, variant, job, cases[_answers(variant)], models[name], tables.get(name))
                 for name, variant in variants.items()
             ),
-            *(alternative_spec(stand_ins[name], job, selftest) for name in sorted(stand_ins) if name not in variants),
+            *(
+                alternative_spec(stand_ins[name], job, contents.selftest)
+                for name in sorted(stand_ins)
+                if name not in variants
+            ),
         ),
         metadata={
             "source_model_sha256": model_digest(job.source),
@@ -161,7 +180,7 @@ def bundle_variants(
             "calibration_sha256": job.statistics.data_digest if job.statistics else "",
             "calibration_samples": job.statistics.samples if job.statistics else 0,
         },
-        float_model=job.prepared.path if with_float else None,
+        float_model=job.prepared.path if contents.with_float else None,
         extras=extras,
     )
     write_bundle(spec, output, force=force)
@@ -177,11 +196,12 @@ def shipped_files(builds: Mapping[str, Built], workdir: Path) -> dict[str, Path]
     folder = workdir / "converted"
     folder.mkdir()
     files = EngineFiles(folder)
-    made = {
-        name: files.convert_once(one.artifact.model, one.artifact.settings().engine) for name, one in builds.items()
+    models = {
+        name: files.convert_once(build.artifact.model, build.artifact.settings().engine)
+        for name, build in builds.items()
     }
-    whole = {name: file for name, file in made.items() if file == builds[name].artifact.model}
-    return {**made, **share_weights(whole, workdir / "shared")}
+    unconverted = {name: file for name, file in models.items() if file == builds[name].artifact.model}
+    return {**models, **share_weights(unconverted, workdir / "shared")}
 
 
 def as_text(name: str) -> str:
@@ -244,6 +264,6 @@ def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, A
 
 def _licence(job: Job) -> dict[str, str]:
     """Return the model's licence, if its metadata contains one."""
-    held = {key.lower(): value.strip() for key, value in job.prepared.model.metadata_props.items()}
-    licence = held.get("license") or held.get("licenses") or held.get("licence")
+    properties = {key.lower(): value.strip() for key, value in job.prepared.model.metadata_props.items()}
+    licence = properties.get("license") or properties.get("licenses") or properties.get("licence")
     return {"license": licence} if licence else {}

@@ -4,28 +4,39 @@ machines.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from edgeq_device.system.places import scratch_folder
 
-from edgeq.calibration.collect import collect
+from edgeq.calibration.collect import Checkpoints, PassLimits, collect
 from edgeq.calibration.files import check_directory, check_regular, load_statistics, save_statistics
 from edgeq.calibration.plan import quantizable_tensors
 from edgeq.calibration.statistics import Statistics
-from edgeq.data.open_source import Data, as_data, in_role
+from edgeq.data.open_source import Data, in_role
+from edgeq.data.samples import SampleOptions
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CalibrationError, UsageError
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.model.files import model_files
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.prove.request import Request
 from edgeq.run.session import open_session
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, recover
 from edgeq.util.paths import path_of
+
+
+class PassOptions(SampleOptions, total=False):
+    """List the arguments of `calibrate` that choose the samples and limit the pass."""
+
+    memory: int | None
+    threads: int
+    every_element: bool
+    checkpoint_seconds: float
 
 
 def calibrate(
@@ -33,20 +44,13 @@ def calibrate(
     data: Data | Any,
     output: str | Path | None = None,
     *,
-    preprocess: Any = None,
-    count: int | None = None,
-    start: int = 0,
-    stride: int = 1,
     resume: bool = False,
     force: bool = False,
     skip: Sequence[str] = (),
-    memory: int | None = None,
-    threads: int = 0,
     workers: int | str | Workers | None = None,
-    every_element: bool = False,
     fix: Mapping[str, int] | None = None,
-    checkpoint_seconds: float = 30.0,
     progress: Progress = SILENT,
+    **options: Unpack[PassOptions],
 ) -> Statistics:
     """Prepare a float32 model as `quantize` does, and run it once over samples to record the extrema and histogram of
     each tensor.
@@ -63,7 +67,10 @@ def calibrate(
         skip: names of tensors not to record.
         workers: a number of processes that share the samples, the address of a Dask scheduler, or the result of
             `edgeq.distributed.workers.open_workers`. The result has the same bytes as without workers.
-        memory, threads, every_element: see `collect`.
+        memory: limit in bytes for observed activations. If a model needs more, edgeq makes several passes.
+        threads: number of threads; 0 for one thread per core.
+        every_element: count all elements of large tensors, not just a sample.
+        checkpoint_seconds: interval at which the statistics are saved.
         fix: numbers for free sizes of the inputs, by name. `quantize` then needs the same numbers.
 
     Raises:
@@ -73,41 +80,46 @@ def calibrate(
         UsageError: an argument has the wrong type.
         DataError: the samples cannot be opened.
     """
-    model, directory = path_of(model), path_of(output, "output") if output is not None else None
-    if directory is not None:
-        recover(directory)
-    earlier = None
-    if resume and directory is not None and directory.exists():
-        check_regular(directory)
-        earlier = load_statistics(directory)
-    mine, kept = force or earlier is not None, earlier is not None
+    request = Request.of(model, data, fix=fix, force=force, workers=workers, progress=progress)
+    return run_calibrate(request, output, resume=resume, skip=skip, **options)
 
-    def save(partial: Statistics) -> None:
-        """Write the current statistics into `directory`, if there is one."""
-        # Without `force`, the first save does not replace anything. Each later save replaces the previous one.
-        nonlocal mine, kept
-        counted = partial.complete or any(tensor.samples for tensor in partial.tensors.values())
-        if directory is not None and counted:
-            save_statistics(partial, directory, force=mine)
-            mine = kept = True
 
-    if directory is not None:
-        check_directory(directory, force=mine)
-        check_apart(directory, [*model_files(model), *_existing(data)])
-    with scratch_folder("edgeq-calibrate-") as folder, open_workers(workers) as opened:
-        prepared = prepare_model(model, Path(folder), fix=fix, progress=progress)
+def run_calibrate(
+    request: Request,
+    output: str | Path | None = None,
+    *,
+    resume: bool = False,
+    skip: Sequence[str] = (),
+    **options: Unpack[PassOptions],
+) -> Statistics:
+    """Collect the statistics of a request's calibration samples.
+
+    1. Open the folder for the statistics, and read those that a run continues.
+    2. Prepare the model, and open its samples.
+    3. Run the float model over the samples, and save the statistics from time to time.
+    4. Save the complete statistics.
+
+    Args and errors: see `calibrate`.
+    """
+    limits = PassLimits(options.get("memory"), options.get("threads", 0), options.get("every_element", False))
+    model, progress = request.model, request.progress
+    # 1. The folder is checked first, because the pass may take hours.
+    store = _Store.open(path_of(output, "output") if output is not None else None, request, resume=resume)
+    with scratch_folder("edgeq-calibrate-") as folder, open_workers(request.workers) as workers:
+        # 2. The model is prepared as `quantize` prepares it, so that its digest is the same.
+        prepared = prepare_model(model, Path(folder), fix=request.fix, progress=progress)
         samples = open_or_search(
-            in_role(as_data(data) or Data(data), "calibration"),
+            in_role(request.data or Data(None), "calibration"),
             prepared.signature,
             session=lambda: open_session(prepared.path),
-            preprocess=preprocess,
-            count=count,
-            start=start,
-            stride=stride,
+            preprocess=options.get("preprocess"),
+            count=options.get("count"),
+            start=options.get("start", 0),
+            stride=options.get("stride", 1),
             model=model,
             progress=progress,
         )
-        before = earlier.samples if earlier is not None else 0
+        # 3. An interrupt saves what was counted so far.
         began = time.monotonic()
         passes: list[tuple[float, float]] = []
         try:
@@ -116,27 +128,78 @@ def calibrate(
                 samples,
                 _recorded(prepared, model, skip),
                 model_digest=prepared.digest,
-                memory=memory,
-                threads=threads,
-                workers=opened,
-                every_element=every_element,
-                start=earlier,
-                checkpoint=save,
-                checkpoint_seconds=checkpoint_seconds,
+                limits=limits,
+                workers=workers,
+                checkpoints=Checkpoints(store.earlier, store.save, options.get("checkpoint_seconds", 30.0)),
                 timed=lambda running, counting: passes.append((running, counting)),
                 progress=progress,
             )
         except KeyboardInterrupt:
-            if kept:
-                progress.note(f"the statistics so far are kept in {directory}: --resume continues from them")
+            if store.filled:
+                progress.note(f"the statistics so far are kept in {store.folder}: --resume continues from them")
             raise
-    seconds = time.monotonic() - began
-    done = statistics.samples - before
+    # 4. The last save has all samples, even if an earlier one was minutes ago.
+    progress.note(_pace(statistics.samples - store.count, time.monotonic() - began, passes))
+    store.save(statistics)
+    return statistics
+
+
+@dataclass
+class _Store:
+    """Save statistics into a folder, or nowhere if there is none.
+
+    Attributes:
+        earlier: the statistics that the run continues, or None.
+        replaces: whether the next save may replace what is in the folder. The first save of a new run may not, unless
+            the user allows it. Each later save replaces the previous one.
+        filled: whether the folder contains statistics of this run.
+    """
+
+    folder: Path | None
+    earlier: Statistics | None
+    replaces: bool
+    filled: bool
+
+    @classmethod
+    def open(cls, folder: Path | None, request: Request, *, resume: bool) -> _Store:
+        """Return the store for a run.
+
+        Raises:
+            OutputError: the folder cannot be written, or it contains something that must not be replaced.
+            CalibrationError: the statistics to continue are damaged.
+        """
+        if folder is None:
+            return cls(None, None, replaces=False, filled=False)
+        recover(folder)
+        earlier = None
+        if resume and folder.exists():
+            check_regular(folder)
+            earlier = load_statistics(folder)
+        replaces = request.force or earlier is not None
+        check_directory(folder, force=replaces)
+        check_apart(folder, [*model_files(request.model), *_existing(request.data)])
+        return cls(folder, earlier, replaces, earlier is not None)
+
+    @property
+    def count(self) -> int:
+        """Return the number of samples in the earlier statistics."""
+        return self.earlier.samples if self.earlier is not None else 0
+
+    def save(self, partial: Statistics) -> None:
+        """Write the statistics so far, if any sample has been counted."""
+        has_samples = partial.complete or any(tensor.samples for tensor in partial.tensors.values())
+        if self.folder is not None and has_samples:
+            save_statistics(partial, self.folder, force=self.replaces)
+            self.replaces = self.filled = True
+
+
+def _pace(count: int, seconds: float, passes: Sequence[tuple[float, float]]) -> str:
+    """Describe how fast samples were counted. `passes` has the seconds of inference and of counting for each pass on
+    this machine.
+    """
     share = sum(counting for _, counting in passes) / (sum(map(sum, passes)) or 1.0)
     parts = f" (inference {1 - share:.0%}, counting {share:.0%})" if passes else ""
-    progress.note(f"{done} samples in {seconds:.1f} s, {done / seconds:.1f} samples/s{parts}")
-    save(statistics)
-    return statistics
+    return f"{count} samples in {seconds:.1f} s, {count / seconds:.1f} samples/s{parts}"
 
 
 def merge_to(parts: Sequence[Path], directory: Path, *, force: bool = False) -> Statistics:
@@ -145,20 +208,20 @@ def merge_to(parts: Sequence[Path], directory: Path, *, force: bool = False) -> 
         raise UsageError("merging needs at least two parts", "Name the folders of all shards")
     check_directory(directory, force=force)
     check_apart(directory, parts)
-    whole = load_statistics(parts[0])
+    merged = load_statistics(parts[0])
     for part in parts[1:]:
         try:
-            whole = whole.merge(load_statistics(part))
+            merged = merged.merge(load_statistics(part))
         except CalibrationError as error:
             raise CalibrationError(f"{part} cannot be merged: {error.problem}", error.fix) from error
-    save_statistics(whole, directory, force=force)
-    return whole
+    save_statistics(merged, directory, force=force)
+    return merged
 
 
-def _existing(data: Any) -> tuple[Path, ...]:
-    """Return the file or folder that `data` names. Return nothing if `data` is a pattern or an iterable."""
-    data = data.source if isinstance(data, Data) else data
-    return (Path(data),) if isinstance(data, (str, Path)) and Path(data).exists() else ()
+def _existing(data: Data | None) -> tuple[Path, ...]:
+    """Return the file or folder that `data` names. Return nothing if it is a pattern or an iterable."""
+    source = data.source if data is not None else None
+    return (Path(source),) if isinstance(source, (str, Path)) and Path(source).exists() else ()
 
 
 def _recorded(prepared: PreparedModel, model: Path, skip: Sequence[str]) -> tuple[str, ...]:
@@ -171,18 +234,3 @@ def _recorded(prepared: PreparedModel, model: Path, skip: Sequence[str]) -> tupl
             f"the prepared model has no float activation {unknown[0]!r}", "Look for it with `edgeq inspect`"
         )
     return tuple(name for name in names if name not in skip)
-
-
-def parse_bytes(text: str) -> int:
-    """Return the number of bytes in "500MB", "2 GiB", "1e9" or plain digits. Decimal prefixes are powers of ten, binary
-    prefixes are powers of two.
-    """
-    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?", text.lower().strip())
-    try:
-        number = float(match[1]) if match else 0.0
-    except ValueError:
-        number = 0.0
-    if match is None or not 1 <= number < 1e18:
-        raise UsageError(f"--memory {text!r} is not a size", "Write 500MB or 2GB")
-    power = " kmgt".index(match[2] or " ")
-    return int(number * (1024 if match[3] else 1000) ** power)

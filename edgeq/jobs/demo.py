@@ -56,10 +56,10 @@ class Demonstration:
         ((variant_name, variant),) = self.packaged.variants.items()
         coverage = {FLOAT: 0.0, INT8: variant.proof.coverage.int8_mac_share or 0.0}
         size = {FLOAT: demo.MODEL.stat().st_size, INT8: variant.bytes}
-        found = []
+        rows = []
         for name, measured_as in ((FLOAT, FLOAT), (INT8, variant_name)):
             latency = self.measurement.latency(measured_as)
-            found.append(
+            rows.append(
                 DemoRow(
                     name,
                     latency["p50_ms"],
@@ -70,7 +70,7 @@ class Demonstration:
                     coverage[name],
                 )
             )
-        return found[0], found[1]
+        return rows[0], rows[1]
 
     def __record__(self) -> dict[str, Any]:
         return {

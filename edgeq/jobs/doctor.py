@@ -69,9 +69,9 @@ def _software(machine: Machine) -> Iterator[DoctorCheck]:
     else:
         yield DoctorCheck("onnxruntime", "ok", f"{ort.__version__} with {providers}")
     names = ("faster-coco-eval", "pycocotools")
-    found = next((f"{name} {version}" for name in names if (version := _version(name))), "")
-    detail = found or f"install one of {', '.join(names)} to use it"
-    yield DoctorCheck("COCO evaluation", "ok" if found else "absent", detail)
+    package = next((f"{name} {version}" for name in names if (version := _version(name))), "")
+    detail = package or f"install one of {', '.join(names)} to use it"
+    yield DoctorCheck("COCO evaluation", "ok" if package else "absent", detail)
     match = match_profile(machine, load_profiles())
     yield DoctorCheck("profile", "ok", f"{match.profile.name}: {match.profile.title}")
 
@@ -83,20 +83,20 @@ def _runs_on_cpu() -> DoctorCheck:
 
 def _engines(machine: Machine, progress: Progress) -> Iterator[DoctorCheck]:
     """Check the plug-in engines, each in its own process. A plug-in that is not installed is not an error."""
-    known = load_engines()
-    for state in detect_engines(machine, known):
+    engines = load_engines()
+    for state in detect_engines(machine, engines):
         name = f"engine {state.name}"
-        if not known[state.name].module:
+        if not engines[state.name].module:
             continue
         if not state.usable:
-            there = state.version and not hardware_problem(known[state.name], machine, state.version)
-            broken = there and not simulates(known[state.name], machine)
-            status: Status = "failed" if broken else "ok" if there else "absent"
+            fits = state.version and not hardware_problem(engines[state.name], machine, state.version)
+            broken = fits and not simulates(engines[state.name], machine)
+            status: Status = "failed" if broken else "ok" if fits else "absent"
             yield DoctorCheck(name, status, state.problem or f"{state.title}: {state.install}")
             continue
         with progress.stage(f"Loading {state.name}"):
-            right, found = check_engine(known[state.name], state.precisions)
-        yield DoctorCheck(name, "ok" if right else "failed", f"{state.version}: {found}")
+            right, detail = check_engine(engines[state.name], state.precisions)
+        yield DoctorCheck(name, "ok" if right else "failed", f"{state.version}: {detail}")
 
 
 def _on_gpu(progress: Progress) -> Iterator[DoctorCheck]:
@@ -104,6 +104,7 @@ def _on_gpu(progress: Progress) -> Iterator[DoctorCheck]:
     if not gpus:
         yield DoctorCheck("GPU run", "not run", problem)
         return
+    # With several GPUs, the most capable one decides the profile.
     best = max(gpus, key=lambda gpu: gpu.compute_capability)
     fitting = [
         profile
@@ -117,9 +118,9 @@ def _on_gpu(progress: Progress) -> Iterator[DoctorCheck]:
     with scratch_folder("edgeq-doctor-") as folder:
         bundle = Path(folder) / "bundle"
         package(demo.MODEL, Data(demo.CALIBRATION), bundle, targets=(target,), timed=False, progress=progress)
-        with open_bundle(bundle) as opened:
+        with open_bundle(bundle) as content:
             device = read_device()
-            for variant in itertools.chain.from_iterable(opened.components.values()):
+            for variant in itertools.chain.from_iterable(content.components.values()):
                 verdict = judge(variant, device)
                 if verdict.fits:
                     yield _run(variant)
@@ -133,7 +134,7 @@ def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Do
     try:
         start = clock()
         session = open_on_device(variant)
-        opened = clock() - start
+        opening_s = clock() - start
         result = run_selftest(variant, session)
     except DeviceError as error:
         return DoctorCheck(name, "failed", str(error))
@@ -142,6 +143,7 @@ def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Do
         return DoctorCheck(
             name, "failed", f"its outputs differ from the simulation's by {worst:.2g} times the tolerance"
         )
+    # The self-test has warmed up the session, so the timed runs need no warm-up of their own.
     feeds = read_arrays(variant.cases[0].inputs)
     times = []
     for _ in range(_TIMED_RUNS):
@@ -150,7 +152,7 @@ def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Do
         times.append(clock() - start)
     notes = "".join(f"; {note}" for note in getattr(session, "notes", ()))
     p50 = statistics.median(times) * 1e3
-    detail = f"p50 {p50:.3f} ms, {worst:.2g} times the tolerance from the simulation, {opened:.1f} s to open{notes}"
+    detail = f"p50 {p50:.3f} ms, {worst:.2g} times the tolerance from the simulation, {opening_s:.1f} s to open{notes}"
     return DoctorCheck(name, "ok", detail)
 
 

@@ -31,7 +31,7 @@ def inspect(
         ModelError: the file is not a model, or cannot be prepared for a forecast.
         HardwareError: a target is unknown.
     """
-    known = [resolve(target) for target in as_targets(targets)]
-    wanted = [(target.name, target.backend, target.profile.scheme) for target in known]
-    refusals = {target.name: backend_for(target).refusals for target in known}
-    return inspect_model(path_of(model), wanted, refusals=refusals, shapes=shapes, progress=progress)
+    resolved = [resolve(target) for target in as_targets(targets)]
+    rows = [(target.name, target.backend, target.profile.scheme) for target in resolved]
+    refusals = {target.name: backend_for(target).refusals for target in resolved}
+    return inspect_model(path_of(model), rows, refusals=refusals, shapes=shapes, progress=progress)

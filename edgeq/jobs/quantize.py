@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,29 +13,29 @@ from edgeq_device.system.places import scratch_folder
 
 from edgeq.backends.base import ESTIMATE, ONNX, REGISTRY, backend_for, check_suffix, file_suffix
 from edgeq.data.open_source import Data
-from edgeq.distributed.workers import open_workers
+from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CheckFailedError, UsageError, unwritten
-from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.repair import Repairer
 from edgeq.measure.task import Task
 from edgeq.model.files import data_names, model_bytes
 from edgeq.prove.block_race import must_race, race_compute
 from edgeq.prove.builds import Builds, check_measurable, finished, must_decide, runtime_requirements, simulated_proof
-from edgeq.prove.job import Builder, Built, Job, Request, collect_statistics
+from edgeq.prove.job import Builder, Built, Job
+from edgeq.prove.prepare import collect_statistics, prepare
 from edgeq.prove.proof import Proof
+from edgeq.prove.request import Effort, Request
 from edgeq.prove.saturation import Decision, decision_for
 from edgeq.quantization.block_compute import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.run.session import EngineFiles
 from edgeq.scheme import Scheme
-from edgeq.tuning.pace import Effort, check_effort
 from edgeq.util.bundle_names import check_model_name
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
-from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import default_output, output_file
 from edgeq.util.paths import path_of
-from edgeq.util.records import plain
+from edgeq.util.records import marked
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,17 @@ class Quantized(Page):
     estimate: Any = None
 
     def __brief__(self) -> dict[str, Any]:
-        known = {"output": self.output, "target": self.target.name, "scheme": self.scheme.title}
         return {
-            **known,
+            "output": self.output,
+            "target": self.target.name,
+            "scheme": self.scheme.title,
             "bytes": self.bytes_int8,
             "of_float32": self.bytes_int8 / self.bytes_float,
             **self.proof.__brief__(),
         }
 
     def __page__(self) -> dict[str, Any]:
-        variant = {**plain(self), "title": self.target.title, "bytes": self.bytes_int8}
+        variant = {**marked(self), "title": self.target.title, "bytes": self.bytes_int8}
         notes = {"model": {"bytes": self.bytes_float}, "notes": list(self.notes)}
         return {"name": self.output.name, "variants": {self.target.name: variant}, **notes}
 
@@ -98,7 +99,7 @@ class Quantized(Page):
             "block_compute": self.block_compute,
             "seconds": self.seconds,
             **({ESTIMATE: self.estimate} if self.estimate is not None else {}),
-            **plain(self.proof),
+            **marked(self.proof),
         }
 
 
@@ -156,89 +157,201 @@ def quantize(
         UsageError: an argument has the wrong type, or a task or engine is unknown.
         EdgeqError: a stage failed.
     """
-    progress = watch = Stopwatch(progress)
-    request = Request.of(model, data, val, statistics, task)
-    max_drop, require_coverage = (
-        parse_drop(max_drop),
-        parse_share("--require-coverage", require_coverage),
+    request = Request.of(
+        model,
+        data,
+        val=val,
+        statistics=statistics,
+        task=task,
+        fix=fix,
+        targets=target,
+        overrides=overrides,
+        max_drop=max_drop,
+        effort=effort,
+        require_coverage=require_coverage,
+        timed=timed,
+        emulate=emulate,
+        force=force,
+        workers=workers,
+        progress=progress,
     )
-    if builder is not None and not callable(builder):
-        raise UsageError(f"the builder is given as {type(builder).__name__}", "Give edgeq.recovering(NAME, ...)")
-    engine = as_engine(engine) if engine is not None else None
-    check_effort(effort)
-    machine = detect_machine()
-    chosen = resolve(target, machine)
-    output = path_of(
-        default_output(request.model, f".int8{file_suffix(chosen)}") if output is None else output, "output"
-    )
-    check_model_name(output)
-    request.check_output(output, force=force, bundle=False)
-    suffix = check_suffix(output, chosen, engine)
-    (scheme,) = request.schemes([chosen], overrides, max_drop=max_drop)
-    if require_coverage is not None:
-        check_measurable([chosen], machine, engine=engine.engine if engine is not None else None, emulate=emulate)
+    return run_quantize(request, output, engine=engine, builder=builder)
+
+
+def run_quantize(
+    request: Request,
+    output: str | Path | None = None,
+    *,
+    engine: EngineChoice | str | None = None,
+    builder: Builder | None = None,
+) -> Quantized:
+    """Make one artifact for the request's only target.
+
+    1. Plan: choose the scheme, and refuse what cannot succeed.
+    2. Prepare the model, and open its samples.
+    3. Calibrate: one float32 pass gives the ranges.
+    4. Choose a mitigation, if the target's kernels can saturate.
+    5. Build the artifact with the scheme.
+    6. Prove the artifact, and repair it if it falls short.
+    7. Write the artifact next to its final path, and put it there if nothing failed.
+
+    Args and errors: see `quantize`.
+    """
+    watch = Stopwatch(request.progress)
+    request = replace(request, progress=watch)
+    # 1. Everything that can be refused is refused here, because the next steps take minutes.
+    plan = _plan(request, output, engine, builder)
     with (
-        _naming(output),
-        scratch_folder("edgeq-") as workdir,
-        output_file(
-            output,
-            force=force,
-            ours=lambda place: any(backend.owns(place) for _, backend in REGISTRY.items()),
-            beside=data_names(output, request.model),
-        ) as draft,
-        open_workers(workers) if workers is not None else nullcontext() as pool,
+        _naming(plan.output),
+        scratch_folder("edgeq-") as folder,
+        _draft(plan) as draft,
+        open_workers(request.workers) as workers,
     ):
-        job = request.prepare(
-            Path(workdir),
-            static=scheme.mode == "static",
-            exclude=scheme.exclude,
-            adopting=REGISTRY.load(chosen.backend).adopts_quantized,
-            fix=fix,
-            workers=pool,
-            machine=machine,
-            progress=progress,
-        )
+        # 2. The names of excluded nodes are looked up here, before the calibration.
+        job = _prepare(plan, Path(folder), workers)
+        # 3. Statistics that `calibrate` wrote replace the pass.
         job = collect_statistics(job, request.statistics)
-        # Time on this machine if it can run the target's code, even if another profile fits this machine better.
-        there = not chosen.profile.missing(machine)
-        builds = Builds(job, job.folder, timed=timed and there, emulate=emulate)
-        plugin = engine.engine if engine is not None and engine.engine.module else None
-        decision = None
-        made = draft if suffix == ONNX else Path(workdir) / f"{draft.stem}{ONNX}"
-        if builder is None and must_decide(chosen, scheme, overrides or {}, plugin):
-            decision = decision_for(builds, chosen, scheme, plugin)
-            scheme = decision.chosen.scheme
-        built = build_at(builds, chosen, scheme, made, builder=builder, engine=engine, raced=timed and there)
-        repairer = Repairer(builds, effort if builder is None else None, max_drop, frozenset(overrides or ()))
-        built, proof = repairer.proven(built, scheme, native=True, destination=made)
-        built = finished(job, built)
-        proof = simulated_proof(job, built, replace(proof, coverage=built.artifact.coverage or proof.coverage))
-        proof.check(max_drop=max_drop, require_coverage=require_coverage)
-        if made != draft:
-            shutil.copyfile(EngineFiles(Path(workdir)).convert_once(made, built.artifact.settings().engine), draft)
-        built = replace(built, artifact=backend_for(chosen).estimated(built.artifact))
-        for name, file in built.artifact.files.items():
-            if file.parent != draft.parent:
-                shutil.copyfile(file, draft.with_name(name))
-        beside = {f"{draft.stem}.{file.name}": file for file in built.artifact.tables}
-        for name, file in beside.items():
-            shutil.copyfile(file, draft.with_name(name))
-        bytes_int8 = model_bytes(draft)
+        builds = Builds(job, job.folder, timed=plan.timed, emulate=request.emulate)
+        # 4. The candidates are built and measured, so this step needs the statistics.
+        decision = _decide(plan, builds)
+        scheme = plan.scheme if decision is None else decision.chosen.scheme
+        # 5. An artifact in another format is built as ONNX in the scratch folder, and converted when it is written.
+        model = draft if plan.suffix == ONNX else Path(folder) / f"{draft.stem}{ONNX}"
+        built = build_at(builds, plan.target, scheme, model, builder=builder, engine=plan.engine, raced=plan.timed)
+        # 6. A limit that is missed raises an error, so the output is not written.
+        built, proof = _prove(plan, builds, built, scheme, model)
+        # 7. The artifact may have further files, which are named after the output.
+        built, tables = _write(built, model, draft)
+        size = model_bytes(draft)
+    artifact = built.artifact
     return Quantized(
-        output=output,
-        target=chosen,
-        scheme=built.artifact.scheme,
-        session_options=built.artifact.session_options,
+        output=plan.output,
+        target=plan.target,
+        scheme=artifact.scheme,
+        session_options=artifact.session_options,
         proof=proof,
         bytes_float=model_bytes(request.model),
-        bytes_int8=bytes_int8,
-        native=runs_natively(chosen, machine),
-        notes=tuple(_notes(job, built, proof, engine, [output.with_name(name) for name in beside])),
+        bytes_int8=size,
+        native=runs_natively(plan.target, plan.machine),
+        notes=tuple(_notes(job, built, proof, plan.engine, [plan.output.with_name(name) for name in tables])),
         decision=decision,
         seconds=watch.seconds(),
-        block_compute=built.artifact.details.get(DETAIL),
-        estimate=built.artifact.details.get(ESTIMATE),
+        block_compute=artifact.details.get(DETAIL),
+        estimate=artifact.details.get(ESTIMATE),
     )
+
+
+@dataclass(frozen=True)
+class _QuantizePlan:
+    """Hold what is decided before any work.
+
+    Attributes:
+        suffix: suffix of the output's format.
+        timed: whether timings on this machine count: they are wanted, and the target's code runs here, even if another
+            profile fits this machine better.
+    """
+
+    request: Request
+    machine: Machine
+    target: Target
+    scheme: Scheme
+    output: Path
+    suffix: str
+    engine: EngineChoice | None
+    builder: Builder | None
+    timed: bool
+
+
+def _plan(
+    request: Request, output: str | Path | None, engine: EngineChoice | str | None, builder: Builder | None
+) -> _QuantizePlan:
+    """Return the plan for a request.
+
+    Raises:
+        UsageError: an argument has the wrong type, or arguments exclude each other.
+        OutputError: the output is refused.
+        RuntimeUnavailableError: the required coverage cannot be measured here.
+    """
+    if builder is not None and not callable(builder):
+        raise UsageError(f"the builder is given as {type(builder).__name__}", "Give edgeq.recovering(NAME, ...)")
+    choice = as_engine(engine) if engine is not None else None
+    machine = detect_machine()
+    target = resolve(request.only_target(), machine)
+    place = path_of(
+        default_output(request.model, f".int8{file_suffix(target)}") if output is None else output, "output"
+    )
+    check_model_name(place)
+    request.check_output(place, bundle=False)
+    suffix = check_suffix(place, target, choice)
+    (scheme,) = request.schemes([target])
+    if request.require_coverage is not None:
+        plugin = choice.engine if choice is not None else None
+        check_measurable([target], machine, engine=plugin, emulate=request.emulate)
+    timed = request.timed and not target.profile.missing(machine)
+    return _QuantizePlan(request, machine, target, scheme, place, suffix, choice, builder, timed)
+
+
+def _draft(plan: _QuantizePlan) -> AbstractContextManager[Path]:
+    """Return the file to write instead of the output. It becomes the output when the `with` block ends."""
+    return output_file(
+        plan.output,
+        force=plan.request.force,
+        ours=lambda path: any(backend.owns(path) for _, backend in REGISTRY.items()),
+        beside=data_names(plan.output, plan.request.model),
+    )
+
+
+def _prepare(plan: _QuantizePlan, folder: Path, workers: Workers | None) -> Job:
+    return prepare(
+        plan.request,
+        folder,
+        static=plan.scheme.mode == "static",
+        exclude=plan.scheme.exclude,
+        adopting=REGISTRY.load(plan.target.backend).adopts_quantized,
+        workers=workers,
+        machine=plan.machine,
+    )
+
+
+def _decide(plan: _QuantizePlan, builds: Builds) -> Decision | None:
+    """Return the decision about kernels that can saturate, or None if there is nothing to decide."""
+    plugin = plan.engine.engine if plan.engine is not None and plan.engine.engine.module else None
+    if plan.builder is not None or not must_decide(plan.target, plan.scheme, plan.request.overrides, plugin):
+        return None
+    return decision_for(builds, plan.target, plan.scheme, plugin)
+
+
+def _prove(plan: _QuantizePlan, builds: Builds, built: Built, scheme: Scheme, model: Path) -> tuple[Built, Proof]:
+    """Return the build and its proof. If the build falls short, a repaired build replaces it in the file `model`.
+
+    Raises:
+        CheckFailedError: a limit of the request is missed.
+    """
+    request, job = plan.request, builds.job
+    # A user's builder has done its own repairs.
+    effort = request.effort if plan.builder is None else None
+    repairer = Repairer(builds, effort, request.max_drop, frozenset(request.overrides))
+    built, proof = repairer.prove(built, scheme, native=True, destination=model)
+    built = finished(job, built)
+    proof = simulated_proof(job, built, replace(proof, coverage=built.artifact.coverage or proof.coverage))
+    proof.check(max_drop=request.max_drop, require_coverage=request.require_coverage)
+    return built, proof
+
+
+def _write(built: Built, model: Path, draft: Path) -> tuple[Built, list[str]]:
+    """Write `model` to `draft`, and the artifact's other files next to it. Return the build with its estimate, which
+    needs the files, and the names of its tables.
+    """
+    if model != draft:
+        shutil.copyfile(EngineFiles(model.parent).convert_once(model, built.artifact.settings().engine), draft)
+    built = replace(built, artifact=backend_for(built.target).estimated(built.artifact))
+    for name, file in built.artifact.files.items():
+        if file.parent != draft.parent:
+            shutil.copyfile(file, draft.with_name(name))
+    tables = {f"{draft.stem}.{file.name}": file for file in built.artifact.tables}
+    for name, file in tables.items():
+        shutil.copyfile(file, draft.with_name(name))
+    return built, list(tables)
 
 
 @contextmanager
@@ -283,10 +396,10 @@ def build_at(
     return built if engine is None else replace(built, artifact=built.artifact.in_engine(engine))
 
 
-def _notes(job: Job, built: Built, proof: Proof, engine: EngineChoice | None, beside: Sequence[Path]) -> Iterator[str]:
+def _notes(job: Job, built: Built, proof: Proof, engine: EngineChoice | None, tables: Sequence[Path]) -> Iterator[str]:
     artifact, name = built.artifact, built.target.name
     yield from (*job.prepared.notes, *artifact.notes, *proof.opening.notes)
-    yield from (f"it needs {file}" for file in beside)
+    yield from (f"it needs {file}" for file in tables)
     if engine is not None and engine.engine.module:
         yield f"proven in {engine.name}"
     if artifact.simulation is not None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeq.prove.builds import Builds, artifact_key
 from edgeq.prove.job import Built
 from edgeq.prove.proof import NotFiniteError, Proof, Repair
+from edgeq.prove.request import Effort
 from edgeq.scheme import Scheme
 from edgeq.tuning.goal import DEFAULT_DROP
 from edgeq.tuning.ladder import climb
-from edgeq.tuning.pace import Effort
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,15 @@ class Repairer:
     Attributes:
         effort: effort of a repair, or None to repair nothing.
         max_drop: largest accepted loss of accuracy as a fraction; None means one point.
-        chosen: fields of the scheme that the user has set.
+        chosen: fields of the scheme that the user has set. A repair does not change them.
     """
 
     builds: Builds
     effort: Effort | None
     max_drop: float | None
     chosen: Collection[str]
-    _found: dict[str, tuple[Built | None, Repair | None]] = field(default_factory=dict)
 
-    def proven(
+    def prove(
         self,
         built: Built,
         scheme: Scheme,
@@ -57,36 +56,39 @@ class Repairer:
         proof: Proof | NotFiniteError
         try:
             proof = self.builds.prove(built, scheme, native=native)
-            short = proof.falls_short(limit) and not proof.too_few
+            falls_short = proof.falls_short(limit) and not proof.too_few
             limit = proof.limit(limit)
         except NotFiniteError as error:
-            proof, short = error, True
+            # A repair may keep the layers that overflow in float, so an output that is not finite is not yet the end.
+            proof, falls_short = error, True
         record = None
-        if short and self.effort is not None:
-            found, record = self._climbed(built, scheme, limit, self.effort, destination)
-            if found is not None:
-                built = self.builds.for_target(built.target, found)
+        original = built
+        if falls_short and self.effort is not None:
+            key = json.dumps([artifact_key(built.target, scheme), built.artifact.proof_options], sort_keys=True)
+            repaired, record = self.builds.once(
+                "repair", key, lambda: self._climb(original, scheme, limit, destination)
+            )
+            if repaired is not None:
+                built = self.builds.for_target(built.target, repaired)
+                # No scheme describes a repaired model, so its proof has no key under which it could be shared.
                 proof = self.builds.prove(built, None, native=native)
         if isinstance(proof, NotFiniteError):
-            tried = f"; {len(record.steps)} builds were no better" if record is not None else ""
-            raise NotFiniteError(f"{proof.problem}{tried}", proof.fix) from proof
+            attempts = f"; {len(record.steps)} builds were no better" if record is not None else ""
+            raise NotFiniteError(f"{proof.problem}{attempts}", proof.fix) from proof
         return built, replace(proof, repair=record)
 
-    def _climbed(
-        self, built: Built, scheme: Scheme, limit: float, effort: Effort, destination: Path | None
+    def _climb(
+        self, built: Built, scheme: Scheme, limit: float, destination: Path | None
     ) -> tuple[Built | None, Repair | None]:
-        """Return the result of `climb`, which is called only once for builds that are the same."""
-        key = json.dumps([artifact_key(built.target, scheme), built.artifact.proof_options], sort_keys=True)
-        if key not in self._found:
-            job = self.builds.job
-            self._found[key] = climb(
-                job,
-                built.target,
-                scheme,
-                destination or Path(tempfile.mkdtemp(prefix="repaired-", dir=job.folder)) / "model.onnx",
-                max_drop=limit,
-                effort=effort,
-                fixed_fields=self.chosen,
-                engine=built.artifact.plugin,
-            )
-        return self._found[key]
+        job = self.builds.job
+        assert self.effort is not None
+        return climb(
+            job,
+            built.target,
+            scheme,
+            destination or Path(tempfile.mkdtemp(prefix="repaired-", dir=job.folder)) / "model.onnx",
+            max_drop=limit,
+            effort=self.effort,
+            fixed_fields=self.chosen,
+            engine=built.artifact.plugin,
+        )

@@ -14,36 +14,35 @@ from typing import Any
 from edgeq_device.measure.claim import UNKNOWN
 from edgeq_device.system.places import scratch_folder
 
-from edgeq.backends.base import backend_named
 from edgeq.calibration.files import save_statistics
-from edgeq.data.open_source import Data, check_source
+from edgeq.data.open_source import Data
 from edgeq.distributed.workers import open_workers
-from edgeq.errors import BoardError, GoalNotMetError, HardwareError
+from edgeq.errors import BoardError, GoalNotMetError
 from edgeq.hardware.detect import Machine, detect_machine
-from edgeq.hardware.target import Target, resolve, runs_natively
-from edgeq.jobs.bundles import as_text, bundle_variants
+from edgeq.hardware.target import Target, runs_natively
+from edgeq.jobs.bundles import BundleContents, as_text, bundle_variants
+from edgeq.jobs.candidates import check_samples, is_static, kernel_choices, promising_first, resolve_timed
 from edgeq.measure.checks import keep_strongest
 from edgeq.measure.task import Task
 from edgeq.model.files import model_bytes
-from edgeq.model.macs import node_macs
-from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.prove.builds import prove_built, simulated_proof, target_coverage, with_compiled
-from edgeq.prove.job import Job, Request, collect_statistics
+from edgeq.prove.job import Job
+from edgeq.prove.prepare import collect_statistics, prepare
 from edgeq.prove.proof import Proof
+from edgeq.prove.request import Request
 from edgeq.prove.target_checks import artifact_checks
 from edgeq.prove.variants import ProvenVariant, variant_name, with_fallback
-from edgeq.run.engines import DEFAULT, EngineChoice, as_engines, find_only_engine
+from edgeq.run.engines import EngineChoice, as_engines, find_only_engine
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.clock import RemoteClock
-from edgeq.tuning.engines import Field, add_entrants, find_field
+from edgeq.tuning.engines import Field, find_field
 from edgeq.tuning.goal import Goal, as_goal
 from edgeq.tuning.journal import Journal, JournaledEvaluator
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.memory import Memory, Space, memory_file, recall
 from edgeq.tuning.record import add_elapsed, build_record
-from edgeq.tuning.recover.methods import recovery_groups
 from edgeq.tuning.run_folder import (
     COLLECTED,
     JOURNAL,
@@ -55,17 +54,14 @@ from edgeq.tuning.run_folder import (
     save_record,
 )
 from edgeq.tuning.run_settings import Run, settings_of
-from edgeq.tuning.search import Searches
+from edgeq.tuning.search import Searched, Searches
 from edgeq.tuning.simulated_record import describe_form
 from edgeq.tuning.space import (
-    WORTH_A_TRY,
     Candidate,
-    kernel_candidates,
-    method_candidates,
     sequence_candidates,
     thread_counts,
 )
-from edgeq.tuning.trials import FLOAT, Outcome, Trial
+from edgeq.tuning.trials import FLOAT, Outcome
 from edgeq.tuning.verdict import describe_shortfall, describe_verdict, is_goal_met
 from edgeq.util.bundle_names import BUNDLE as SUFFIX
 from edgeq.util.display import SILENT, Page, Progress
@@ -73,176 +69,41 @@ from edgeq.util.numbers import parse_drop
 from edgeq.util.outputs import default_output
 from edgeq.util.ownership import printable_path
 from edgeq.util.paths import path_of
-from edgeq.util.records import plain
-
-
-@dataclass(frozen=True)
-class CandidateList:
-    """Describe the candidates of a run, for `--dry-run`.
-
-    Attributes:
-        candidates: kernel choices, in the order in which they are built.
-        methods: names of the candidates that combine the first kernel choice with other calibration methods.
-        recoveries: names of accuracy recoveries, in the order in which they are tried.
-        threads: numbers of threads to compare; 0 means all cores. It is empty if the target is simulated, because
-            nothing is timed.
-        engines: the engines that run the candidates.
-    """
-
-    target: Target
-    goal: Goal
-    candidates: tuple[Candidate, ...]
-    methods: tuple[str, ...]
-    recoveries: tuple[str, ...]
-    threads: tuple[int, ...]
-    engines: Field
-
-    def __record__(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "target": self.target.name,
-            "profile": self.target.profile.name,
-            "goal": self.goal,
-            "candidates": self.candidates,
-            "methods": self.methods,
-            "recoveries": self.recoveries,
-            "threads": self.threads,
-            "engines": [*([DEFAULT] if self.engines.own else []), *self.engines.plugins],
-        }
-
-
-def plan(
-    model: Path,
-    data: Data | None,
-    *,
-    val: Data | None = None,
-    target: str | Path = "auto",
-    goal: Goal | None = None,
-    statistics: Path | None = None,
-    engines: Sequence[EngineChoice] = (),
-    progress: Progress = SILENT,
-) -> CandidateList:
-    """Return the candidates with which `tune` would begin, without building any of them. The samples must exist, but
-    are not read.
-
-    Raises:
-        DataError: there is no file at the path of the samples.
-        HardwareError: the target is unknown, or cannot run or be simulated here.
-    """
-    _check_samples(data, val)
-    machine = detect_machine()
-    chosen, timed = resolve_timed(target, machine)
-    goal, raced = goal or Goal(), find_field(chosen, machine, engines, timed=timed, progress=progress)
-    with scratch_folder("edgeq-tune-") as folder:
-        prepared = prepare_model(model, Path(folder), progress=progress)
-        first = kernel_choices(prepared, chosen, static=is_static(chosen, data, statistics))
-    methods = method_candidates(first[0], chosen.profile) if first else ()
-    editable = timed or backend_named(chosen.backend).recoverable
-    return CandidateList(
-        target=chosen,
-        goal=goal,
-        candidates=add_entrants(first, raced, unquantized=goal.objective != "size"),
-        methods=tuple(c.name for c in methods),
-        recoveries=tuple(name for group in recovery_groups() for name in group) if editable else (),
-        threads=thread_counts(machine.usable_threads) if timed else (),
-        engines=raced,
-    )
-
-
-def _check_samples(*data: Data | None) -> None:
-    """Refuse samples that do not exist, before hours of work."""
-    for given in data:
-        if given is not None and isinstance(given.source, str | Path):
-            check_source(given.source)
-
-
-def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
-    """Return the target and whether it can be timed, which means that its kernels run on this machine.
-
-    Raises:
-        HardwareError: the target is unknown, or cannot run or be simulated here.
-    """
-    chosen = resolve(target, machine)
-    lacks = chosen.profile.missing(machine)
-    if lacks and not backend_named(chosen.backend).simulated:
-        raise HardwareError(
-            f"{chosen.name} does not run here: this machine lacks {', '.join(lacks)}, and tuning measures latencies",
-            "Run edgeq tune on the device, or `edgeq package` for it here",
-        )
-    return chosen, not lacks
-
-
-def is_static(target: Target, data: Data | None, statistics: Path | None) -> bool:
-    """Return whether ranges are derived before the build. This is so if there are data from which to derive them, or if
-    the target supports no other kind of build.
-    """
-    return data is not None or statistics is not None or not target.profile.scheme.dynamic_weight_types
-
-
-def kernel_choices(prepared: PreparedModel, target: Target, *, static: bool) -> tuple[Candidate, ...]:
-    """Return the target's kernel choices for a model. The profile's own choice is first.
-
-    Args:
-        static: whether ranges are derived before the build.
-    """
-    macs = node_macs(prepared.model)
-    types = target.profile.scheme.dynamic_weight_types
-    dynamic = sum(macs.get(node.name or "", 0) for node in prepared.model.graph if node.op_type in types)
-    worthwhile = dynamic > WORTH_A_TRY * sum(macs.values())
-    return kernel_candidates(target.profile, static=static, dynamic=worthwhile or not static)
-
-
-def promising_first(kernels: Sequence[Candidate], extra: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return all candidates, in an order that spends a short budget on the most promising ones.
-
-    `extra` contains the candidates for sequence models, or nothing for other models. If it is not empty, dynamic
-    candidates come first, because ranges measured at run time suit the matrix products of sequence models better than
-    fixed ranges. Those in `extra` come second.
-    """
-    if not extra:
-        return tuple(kernels)
-    dynamic = [c for c in kernels if c.scheme.mode == "dynamic"]
-    return (*dynamic, *extra, *(c for c in kernels if c not in dynamic))
+from edgeq.util.records import marked
 
 
 def _write(
+    plan: _TunePlan,
     run: Run,
     evaluator: LocalEvaluator,
     outcome: Outcome,
-    chosen: Trial,
     record: Mapping[str, Any],
-    output: Path,
-    deadline: BudgetClock,
-    **how: Any,
+    contents: BundleContents,
 ) -> Proof:
-    """Prove the chosen candidate and write the bundle. If the candidate needs a plug-in engine, the bundle also
-    contains a variant for machines without it.
-
-    Args:
-        deadline: the deadline of the run. The record in the bundle counts the time up to the writing of the bundle.
-        how: additional arguments of `bundle_variants`.
+    """Prove the winner and write the bundle. If the winner needs a plug-in engine, the bundle also contains a variant
+    for machines without it. The record in the bundle counts the time up to the writing of the bundle.
     """
-    counts = evaluator.counts
-    winner = _proven(run, evaluator, chosen.candidate, chosen.simulated.samples if chosen.simulated else None)
-    stand_in, preferred = winner, []
-    if chosen.candidate.engine is not None:
+    assert outcome.winner is not None
+    counts, candidate, simulated = evaluator.counts, outcome.winner.candidate, outcome.winner.simulated
+    winner = _proven(run, evaluator, candidate, simulated.samples if simulated else None)
+    default, preferred = winner, []
+    if candidate.engine is not None:
         unquantized = Candidate(FLOAT, Scheme(mode="float"), threads=outcome.baseline_threads)
-        stand_in = _proven(
-            run, evaluator, outcome.trial(outcome.fallback).candidate if outcome.fallback else unquantized
-        )
-        preferred = [winner]
-    name, named = as_text(run.job.source.name), f" -t {run.target.name}" if counts else ""
+        fallback = outcome.trial(outcome.fallback).candidate if outcome.fallback else unquantized
+        default, preferred = _proven(run, evaluator, fallback), [winner]
+    name, target = as_text(run.job.source.name), f" -t {run.target.name}" if counts else ""
     notes = (describe_form(record),) if counts else ()
-    record = add_elapsed(record, deadline)
+    record = add_elapsed(record, plan.deadline)
     bundle_variants(
         run.job,
-        with_fallback(variant_name(run.target), stand_in, preferred),
-        output,
+        with_fallback(variant_name(run.target), default, preferred),
+        plan.output,
         workdir=run.workdir,
-        command=f"edgeq tune {shlex.quote(name)} --data CALIBRATION{named} -o BUNDLE",
+        command=f"edgeq tune {shlex.quote(name)} --data CALIBRATION{target} -o BUNDLE",
+        contents=contents,
         tuning=None if counts else record,
         notes=(*run.job.prepared.notes, *notes, *winner.built.artifact.notes, *winner.proof.opening.notes),
-        **how,
+        force=plan.request.force,
     )
     return winner.proof
 
@@ -255,11 +116,13 @@ def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: in
     built = with_compiled(job, evaluator.built(candidate))
     route = None if run.clock is None else run.clock.route
     coverage = target_coverage(job, built, route=route)
-    judged = replace(job, validation=evaluator.proof_samples(count))
-    proof = simulated_proof(job, built, prove_built(judged, built, coverage, timed=False, threads=threads, count=count))
+    reduced = replace(job, validation=evaluator.proof_samples(count))
+    proof = simulated_proof(
+        job, built, prove_built(reduced, built, coverage, timed=False, threads=threads, count=count)
+    )
     size, native = model_bytes(built.artifact.model), runs_natively(run.target, run.host)
-    there = () if run.clock is None else run.clock.checks()
-    checks = keep_strongest((*artifact_checks(built, proof, run.host, None), *there))
+    board_checks = () if run.clock is None else run.clock.checks()
+    checks = keep_strongest((*artifact_checks(built, proof, run.host, None), *board_checks))
     return ProvenVariant(built, proof, native, size, candidate.scheme, threads, checks)
 
 
@@ -291,14 +154,14 @@ class Tuned(Page):
             "bundle": self.bundle,
             "target": self.target.name,
             "chosen": self.record.get("chosen"),
-            "verdict": next(iter(self.record.get("verdict", ())), ""),
+            "describe_verdict": next(iter(self.record.get("describe_verdict", ())), ""),
             "doubts": self.record.get("doubts", ()),
             "candidates": len(self.record.get("candidates", ())),
             **self.proof.__brief__(),
         }
 
     def __page__(self) -> dict[str, Any]:
-        variants = {self.target.name: {**plain(self.proof), "title": self.target.title}}
+        variants = {self.target.name: {**marked(self.proof), "title": self.target.title}}
         return {"name": self.bundle.name, "tuning": self.record, "variants": variants}
 
     def __record__(self) -> dict[str, Any]:
@@ -366,88 +229,238 @@ def tune(
         UsageError: an argument has the wrong type, or a task, engine or objective is unknown.
         EdgeqError: a stage failed.
     """
-    request = Request.of(model, data, val, statistics, task)
-    output = path_of(default_output(request.model, SUFFIX) if output is None else output, "output")
-    model, data, statistics, task = request.model, request.data, request.statistics, request.task
-    goal, engines = as_goal(goal, max_drop=parse_drop(max_drop), budget=budget), as_engines(engines)
-    deadline = BudgetClock(goal.budget_s)
-    request.check_output(output, force=force)
-    check_folder(output, request.paths())
-    _check_samples(request.data, request.validation)
-    here = detect_machine()
-    machine = here if clock is None else clock.machine
-    chosen, timed = resolve_timed(target, machine)
-    request.schemes([chosen])
-    kept = folder_of(output)
-    field = find_field(chosen, machine, engines, timed=timed, progress=progress)
-    if clock is not None:
-        field = field.limit_to(clock.engines, engines, progress)
+    request = Request.of(
+        model,
+        data,
+        val=val,
+        statistics=statistics,
+        task=task,
+        fix=fix,
+        targets=target,
+        force=force,
+        workers=workers,
+        progress=progress,
+    )
+    return run_tune(
+        request,
+        output,
+        goal=as_goal(goal, max_drop=parse_drop(max_drop), budget=budget),
+        engines=engines,
+        clock=clock,
+        contents=BundleContents(selftest, with_float),
+        resume=resume,
+        memory=memory,
+    )
+
+
+def run_tune(
+    request: Request,
+    output: str | Path | None = None,
+    *,
+    goal: Goal | None = None,
+    engines: EngineChoice | str | Sequence[EngineChoice | str] = (),
+    clock: RemoteClock | None = None,
+    contents: BundleContents | None = None,
+    resume: bool = False,
+    memory: bool = True,
+) -> Tuned:
+    """Find the best candidate for the request's only target, and write it as a bundle.
+
+    1. Plan: find the engines to compare, and refuse what cannot succeed.
+    2. Prepare the model, and open its samples.
+    3. Calibrate: one float32 pass gives the ranges of all candidates.
+    4. Open the journal, which keeps every measurement.
+    5. Search: build, measure and repair candidates until the budget is spent.
+    6. Prove the winner, and write its bundle.
+    7. Judge the outcome: raise an error if the goal is missed, or else clear the journal.
+
+    Args and errors: see `tune`.
+    """
+    # 1. Everything that can be refused is refused here, because the search takes minutes to hours.
+    plan = _plan(request, output, goal or Goal(), engines, clock)
     with (
         scratch_folder("edgeq-tune-") as folder,
         Engines(keep=True) as opener,
-        open_workers(workers) as pool,
-        ExitStack() as held,
+        open_workers(request.workers) as workers,
+        ExitStack() as claims,
     ):
-        workdir = Path(folder)
-        collected = kept / COLLECTED
-        reuse = collected if statistics is None and resume and collected.exists() else statistics
-        static = is_static(chosen, data, statistics)
-        job = request.prepare(workdir, static=static, fix=fix, workers=pool, machine=here, progress=progress)
-        job = collect_statistics(job, reuse)
-        task = job.task
-        run = Run(job, chosen, here, machine, task, goal, clock, workdir, progress)
-        settings = settings_of(run, field)
-        held.enter_context(claim_folder(kept))
-        remove_record(kept)
-        journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
-        if journal.count:
-            progress.note(f"continuing from {journal.path}: {journal.count} measurements are known")
-        if job.statistics is not None and statistics is None:
-            save_statistics(job.statistics, collected, force=True)
-        evaluator = LocalEvaluator(
+        # 2. All timings run on `plan.machine`, but everything is built on this one.
+        static = is_static(request, plan.target)
+        job = prepare(request, Path(folder), static=static, workers=workers, machine=plan.this_machine)
+        # 3. A run that goes on uses the statistics of the run that it continues.
+        job = collect_statistics(job, _earlier_statistics(plan, resume=resume))
+        run = Run(
             job,
-            chosen,
-            workdir / "tune",
-            task=task,
-            counts=not timed,
-            batched=goal.objective == "throughput",
-            engines=opener,
-            clock=clock,
-            progress=progress,
+            plan.target,
+            plan.this_machine,
+            plan.machine,
+            job.task,
+            plan.goal,
+            clock,
+            Path(folder),
+            request.progress,
         )
-        known = Memory()
-        if memory and timed and not goal.thorough:
-            known = recall(memory_file(), job.prepared.model, settings, goal.max_drop, progress)
-        kernels = kernel_choices(job.prepared, chosen, static=static)
-        space = Space(promising_first(kernels, sequence_candidates(job, chosen)), chosen.profile, field)
-        only = find_only_engine(chosen.backend)
-        threads = thread_counts(machine.usable_threads if only is None or only.threaded else 1)
-        journaled = JournaledEvaluator(evaluator, journal)
-        variants = 2 if field.plugins else 1
-        left_s = goal.budget_s and deadline.remaining_s() - _reserved_s(job, deadline, goal.budget_s, variants)
-        try:
-            searched = Searches(journaled, goal, threads, opener.ended, progress).best(space, known, left_s)
-        except (KeyboardInterrupt, BoardError):
-            progress.note(f"{journal.count} measurements are kept in {journal.path}: --resume continues from them")
-            raise
-        outcome, record = searched.outcome, build_record(run, evaluator, searched, deadline.elapsed_s)
+        # 4. From here on, a second run for the same output is refused.
+        claims.enter_context(claim_folder(plan.journal_folder))
+        journal = _open_journal(plan, run, resume=resume)
+        # 5. An interrupt loses at most the measurement that is under way.
+        evaluator = _evaluator(plan, run, opener)
+        evidence = _evidence(plan, run, memory=memory)
+        search = _search(plan, run, evaluator, journal, evidence, opener)
+        outcome, record = search.outcome, build_record(run, evaluator, search, plan.deadline.elapsed_s)
         if outcome.winner is None:
-            save_record(kept, record)
-            raise GoalNotMetError(_missed(run, outcome, timed=timed), f"-v lists all candidates; {_kept(kept)}", record)
-        how = {"selftest": selftest, "with_float": with_float, "force": force}
-        proof = _write(run, evaluator, outcome, outcome.winner, record, output, deadline, **how)
-        record = add_elapsed(record, deadline)
-        if not is_goal_met(outcome, goal):
-            save_record(kept, record)
-            hint = f"{printable_path(output)} contains the nearest; {_kept(kept)}"
-            raise GoalNotMetError(_missed(run, outcome, timed=timed), hint, {"bundle": str(output), **record})
-        if outcome.winner.verdict == UNKNOWN:
-            save_record(kept, record)
-            progress.note(f"the measurements are kept in {printable_path(kept)}")
-        else:
-            clear(kept, progress)
-        known.remember(model.name, job.prepared.digest, outcome, progress)
-    return Tuned(output, chosen, outcome, goal, proof, record)
+            save_record(plan.journal_folder, record)
+            hint = f"-v lists all candidates; {_kept_note(plan.journal_folder)}"
+            raise GoalNotMetError(_missed(run, outcome, timed=plan.timed), hint, record)
+        # 6. If the goal is missed, the candidate that comes closest is still worth a bundle.
+        proof = _write(plan, run, evaluator, outcome, record, contents or BundleContents())
+        # 7. The record counts the time that the bundle took.
+        record = add_elapsed(record, plan.deadline)
+        _judge(plan, run, outcome, record)
+        evidence.remember(request.model.name, job.prepared.digest, outcome, request.progress)
+    return Tuned(plan.output, plan.target, outcome, plan.goal, proof, record)
+
+
+@dataclass(frozen=True)
+class _TunePlan:
+    """Hold what is decided before any work.
+
+    Attributes:
+        this_machine, machine: this machine, and the machine on which everything is timed.
+        timed: whether candidates are timed. If the target is simulated, they are compared by other figures.
+        field: the engines that run the candidates.
+        journal_folder: the folder next to the output that keeps the journal.
+    """
+
+    request: Request
+    goal: Goal
+    output: Path
+    this_machine: Machine
+    machine: Machine
+    target: Target
+    timed: bool
+    field: Field
+    journal_folder: Path
+    deadline: BudgetClock
+
+
+def _plan(
+    request: Request,
+    output: str | Path | None,
+    goal: Goal,
+    engines: EngineChoice | str | Sequence[EngineChoice | str],
+    clock: RemoteClock | None,
+) -> _TunePlan:
+    """Return the plan for a request.
+
+    Raises:
+        UsageError: an argument has the wrong type, or an engine is unknown.
+        OutputError: the output is refused.
+        DataError: there is no file at the path of the samples.
+        HardwareError: the target is unknown, or cannot run or be simulated here.
+    """
+    place = path_of(default_output(request.model, SUFFIX) if output is None else output, "output")
+    choices, progress = as_engines(engines), request.progress
+    deadline = BudgetClock(goal.budget_s)
+    request.check_output(place)
+    check_folder(place, request.paths())
+    check_samples(request)
+    this_machine = detect_machine()
+    machine = this_machine if clock is None else clock.machine
+    target, timed = resolve_timed(request, machine)
+    request.schemes([target])
+    field = find_field(target, machine, choices, timed=timed, progress=progress)
+    if clock is not None:
+        field = field.limit_to(clock.engines, choices, progress)
+    return _TunePlan(request, goal, place, this_machine, machine, target, timed, field, folder_of(place), deadline)
+
+
+def _earlier_statistics(plan: _TunePlan, *, resume: bool) -> Path | None:
+    """Return the folder of statistics to use instead of a pass, or None."""
+    collected = plan.journal_folder / COLLECTED
+    if plan.request.statistics is None and resume and collected.exists():
+        return collected
+    return plan.request.statistics
+
+
+def _open_journal(plan: _TunePlan, run: Run, *, resume: bool) -> Journal:
+    """Open the journal of a run, and store the run's statistics next to it.
+
+    Raises:
+        OutputError: there is a journal but `resume` is not set, or the journal is of another run.
+    """
+    remove_record(plan.journal_folder)
+    journal = Journal(
+        plan.journal_folder / JOURNAL, settings_of(run, plan.field), resume=resume, force=plan.request.force
+    )
+    if journal.count:
+        run.progress.note(f"continuing from {journal.path}: {journal.count} measurements are known")
+    if run.job.statistics is not None and plan.request.statistics is None:
+        save_statistics(run.job.statistics, plan.journal_folder / COLLECTED, force=True)
+    return journal
+
+
+def _evaluator(plan: _TunePlan, run: Run, opener: Engines) -> LocalEvaluator:
+    return LocalEvaluator(
+        run.job,
+        plan.target,
+        run.workdir / "tune",
+        task=run.task,
+        counts=not plan.timed,
+        batched=plan.goal.objective == "throughput",
+        engines=opener,
+        clock=run.clock,
+        progress=run.progress,
+    )
+
+
+def _evidence(plan: _TunePlan, run: Run, *, memory: bool) -> Memory:
+    """Return what earlier runs on this machine found, or an empty memory if the run must not depend on them."""
+    if not memory or not plan.timed or plan.goal.thorough:
+        return Memory()
+    settings = settings_of(run, plan.field)
+    return recall(memory_file(), run.job.prepared.model, settings, plan.goal.max_drop, run.progress)
+
+
+def _search(
+    plan: _TunePlan, run: Run, evaluator: LocalEvaluator, journal: Journal, evidence: Memory, opener: Engines
+) -> Searched:
+    """Search the candidates of the target, and return the result."""
+    kernels = kernel_choices(run.job.prepared, plan.target, static=run.job.static)
+    candidates = promising_first(kernels, sequence_candidates(run.job, plan.target))
+    space = Space(candidates, plan.target.profile, plan.field)
+    # An engine that is the target's only one, such as a simulator, may use a single thread.
+    only = find_only_engine(plan.target.backend)
+    threads = thread_counts(plan.machine.usable_threads if only is None or only.threaded else 1)
+    variants = 2 if plan.field.plugins else 1
+    budget_s = plan.goal.budget_s
+    left_s = budget_s and plan.deadline.remaining_s() - _reserved_s(run.job, plan.deadline, budget_s, variants)
+    try:
+        return Searches(JournaledEvaluator(evaluator, journal), plan.goal, threads, opener.ended, run.progress).best(
+            space, evidence, left_s
+        )
+    except (KeyboardInterrupt, BoardError):
+        run.progress.note(f"{journal.count} measurements are kept in {journal.path}: --resume continues from them")
+        raise
+
+
+def _judge(plan: _TunePlan, run: Run, outcome: Outcome, record: Mapping[str, Any]) -> None:
+    """Clear the journal if the goal is met for certain. Otherwise keep it, so that another run can continue.
+
+    Raises:
+        GoalNotMetError: the goal is not is_goal_met.
+    """
+    if not is_goal_met(outcome, plan.goal):
+        save_record(plan.journal_folder, record)
+        hint = f"{printable_path(plan.output)} contains the nearest; {_kept_note(plan.journal_folder)}"
+        problem = _missed(run, outcome, timed=plan.timed)
+        raise GoalNotMetError(problem, hint, {"bundle": str(plan.output), **record})
+    assert outcome.winner is not None
+    if outcome.winner.verdict == UNKNOWN:
+        save_record(plan.journal_folder, record)
+        run.progress.note(f"the measurements are kept in {printable_path(plan.journal_folder)}")
+    else:
+        clear(plan.journal_folder, run.progress)
 
 
 def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
@@ -457,7 +470,7 @@ def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
     )
 
 
-def _kept(folder: Path) -> str:
+def _kept_note(folder: Path) -> str:
     return f"the measurements are kept in {printable_path(folder)} for --resume --force with another --max-drop"
 
 
@@ -468,5 +481,5 @@ def _reserved_s(job: Job, deadline: BudgetClock, budget_s: float, variants: int)
     """
     samples = job.statistics.samples if job.statistics is not None else 0
     likely = variants * deadline.elapsed_s * len(job.validation) / samples if samples else 0.0
-    least, most = _RESERVED
-    return min(max(_RESERVED_S + likely, least * budget_s), most * budget_s, deadline.remaining_s())
+    smallest_share, largest_share = _RESERVED
+    return min(max(_RESERVED_S + likely, smallest_share * budget_s), largest_share * budget_s, deadline.remaining_s())

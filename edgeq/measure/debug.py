@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from edgeq_device.engines.catalog import engine_of_file
 from edgeq_device.measure.basis import Basis
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.data.open_source import Data, as_data
-from edgeq.data.samples import Samples, spread_over
+from edgeq.data.samples import SampleOptions, Samples, spread_over
 from edgeq.errors import UsageError
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, closeness
@@ -32,7 +32,7 @@ from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.paths import path_of
-from edgeq.util.records import plain
+from edgeq.util.records import marked
 
 SAMPLES = 32
 """Default number of samples. Sums over all elements of a tensor become stable after a few samples."""
@@ -136,7 +136,7 @@ class Diagnosis(Page):
 
     def __page__(self) -> dict[str, Any]:
         facts = {"samples": self.comparison.samples, "warnings": list(self.warnings)}
-        variant = {"agreement": plain(self.optimised), "layers": plain(self), **facts}
+        variant = {"agreement": marked(self.optimised), "layers": marked(self), **facts}
         return {"name": self.quantized.name, "variants": {"int8": variant}, "notes": list(self.notes)}
 
     def __record__(self) -> dict[str, Any]:
@@ -167,10 +167,6 @@ def debug(
     quantized: Path | str,
     data: Any,
     *,
-    preprocess: Any = None,
-    count: int | None = SAMPLES,
-    start: int = 0,
-    stride: int = 1,
     worst: int = 10,
     variant: str | None = None,
     session_options: Mapping[str, str] | None = None,
@@ -178,6 +174,7 @@ def debug(
     memory: int | None = None,
     engine: EngineChoice | str = "",
     progress: Progress = SILENT,
+    **selection: Unpack[SampleOptions],
 ) -> Diagnosis:
     """Compare a quantized model with its float model, and name the layers that lose the accuracy.
 
@@ -189,11 +186,12 @@ def debug(
         quantized: the quantized model, a file or a bundle.
         data: samples, in any form that `edgeq.open_samples` accepts.
         preprocess: preprocessing of the samples; a bundle contains its own.
-        count: maximum number of samples; None uses all.
+        count: maximum number of samples, by default 32; None uses all.
         start, stride: number of samples to skip at the start, and distance between the samples after that.
         worst: maximum number of error sources to name.
         variant: variant of a bundle; None uses the one that fits this machine.
         session_options: session options that the quantized file needs; a bundle has its own.
+        threads: number of threads within an operator; 0 for one thread per core.
         memory: limit in bytes for tensors in memory; a lower limit means more passes. None means 512 MiB.
         engine: a plug-in such as "qnn". Its tensors are also compared with those of onnxruntime's CPU kernels.
 
@@ -202,7 +200,7 @@ def debug(
         EdgeqError: an error in a model, the bundle or the data.
     """
     float_model, quantized = path_of(float_model, "float model"), path_of(quantized, "quantized model")
-    choice = as_engine(engine) if engine else None
+    choice, preprocess = as_engine(engine) if engine else None, selection.get("preprocess")
     settings = SessionSettings(config=dict(session_options or {}), intra_op_threads=threads)
     # Options without an effect are refused before any model is opened.
     refuse_ignored(settings, quantized)
@@ -224,9 +222,9 @@ def debug(
             loaded.signature,
             session=lambda: open_session(reference.path),
             preprocess=preprocess if preprocess is not None else loaded.preprocess,
-            count=count,
-            start=start,
-            stride=stride,
+            count=selection.get("count", SAMPLES),
+            start=selection.get("start", 0),
+            stride=selection.get("stride", 1),
             model=float_model,
             progress=progress,
         )

@@ -72,7 +72,7 @@ def find_detection(data: Data, signature: Signature, session: Session, progress:
     try:
         load_package()
     except RuntimeUnavailableError as error:
-        progress.note(f"{path} lists the images, but mAP cannot be measured: {error}")
+        progress.note(f"{path} lists the images, but mAP cannot be measured: {error.text}")
         return None
     progress.note(f"found: task detection, by {path}; --task sets another")
     return make_task("detection", TaskOptions(annotations=path))

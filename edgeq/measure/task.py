@@ -134,15 +134,15 @@ def split_task_options(options: Mapping[str, Any]) -> tuple[TaskOptions, dict[st
     called `task_output`.
     """
     remaining = dict(options)
-    names = {f.name: option_of(f.name)[2:].replace("-", "_") for f in dataclasses.fields(TaskOptions)}
+    names = {f.name: argument_of(f.name) for f in dataclasses.fields(TaskOptions)}
     return TaskOptions(**{name: remaining.pop(option) for name, option in names.items()}), remaining
 
 
-def option_of(name: str) -> str:
-    """Return the command-line option for a field of `TaskOptions`. The option for `output` is --task-output, because
-    --output names a file.
+def argument_of(name: str) -> str:
+    """Return the argument of a command for a field of `TaskOptions`. The argument for `output` is `task_output`,
+    because `output` names a file.
     """
-    return "--task-output" if name == "output" else f"--{name.replace('_', '-')}"
+    return "task_output" if name == "output" else name
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
     # A task would silently ignore an option of another task.
     foreign = sorted(set(options.given()) - kind.takes)
     if foreign:
-        option = option_of(foreign[0])
+        option = f"⟨{argument_of(foreign[0])}⟩"
         raise UsageError(f"{option} has no meaning for {name}", f"Leave {option} out, or choose another task")
     return kind.make(options)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
 
 from edgeq.errors import ModelError, UsageError, suggest
-
-_SIZE = re.compile("0*[1-9][0-9]{0,17}")
 
 
 def free_sizes(model: ir.Model) -> tuple[str, ...]:
@@ -18,21 +15,6 @@ def free_sizes(model: ir.Model) -> tuple[str, ...]:
     none.
     """
     return tuple(dict.fromkeys(name for value in _inputs(model) for name in _free(value)))
-
-
-def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
-    """Return sizes by name from texts such as "N=1".
-
-    Raises:
-        UsageError: a text has another form.
-    """
-    sizes = {}
-    for text in texts:
-        name, _, size = text.rpartition("=")
-        if not name or not _SIZE.fullmatch(size):
-            raise UsageError(f"--fix {text!r} is not NAME=SIZE", "Write it as N=1")
-        sizes[name.strip()] = int(size)
-    return sizes
 
 
 def fix_sizes(model: ir.Model, sizes: Mapping[str, int], source: Path) -> None:

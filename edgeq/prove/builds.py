@@ -10,16 +10,15 @@ convolutions on one architecture and leaves them in float on another.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -29,7 +28,7 @@ from edgeq.backends.base import Alternative, Artifact, backend_for, backend_name
 from edgeq.data.samples import spread_over
 from edgeq.emulate.check import COMPILED, find_route
 from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
-from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError
+from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError, one_line
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.accuracy import evaluate_sessions
@@ -43,7 +42,7 @@ from edgeq.model.int8_rules import int8_rules, rules_title
 from edgeq.model.macs import node_macs
 from edgeq.model.sharing import shared_model
 from edgeq.prove.job import Built, Job, build, computed_as_there, prepared_for
-from edgeq.prove.proof import FLOAT, INT8, Proof, prove, unchecked
+from edgeq.prove.proof import FLOAT, INT8, Proof, ProofSamples, prove, unchecked
 from edgeq.run.engines import Engine
 from edgeq.run.session import REQUEST_S, Engines, SessionSettings, open_session
 from edgeq.scheme import ALL_NODES, Scheme
@@ -103,7 +102,7 @@ def with_compiled(job: Job, built: Built) -> Built:
 
 
 _LEFT_OUT = "--no-emulate excludes its kernels"
-_NOTED_S = 60.0
+_NOTED_S = 60.0  # a shorter wait needs no announcement
 
 
 def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: ExecutionRoute | None = None) -> Coverage:
@@ -138,10 +137,10 @@ def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: Exec
         about = forecast_coverage(predicted, count_macs(source, feed), rules_title(target.backend), "")
         reason = too_slow(route, about, 1, target, progress)
     if not reason:
-        found = _measure(built, route, feed, source, explain, progress)
-        if isinstance(found, Coverage):
-            return found
-        reason = found
+        coverage = _measure(built, route, feed, source, explain, progress)
+        if isinstance(coverage, Coverage):
+            return coverage
+        reason = coverage
     if built.artifact.plugin is not None:
         return Coverage(basis="unknown", how=reason)
     return forecast_coverage(predicted, count_macs(source, feed), rules_title(target.backend), reason)
@@ -171,11 +170,11 @@ def too_slow(route: ExecutionRoute, coverage: Coverage, inferences: int, target:
     Args:
         coverage: the model's coverage, which contains its number of multiply-accumulates.
     """
-    one = route.seconds(coverage.int8_macs, coverage.float_macs)
-    if one > REQUEST_S:
-        return f"one inference would take about {one / 3600:.1f} h on {route.how}"
-    if one * inferences >= _NOTED_S:
-        takes = f"running it on {route.how} takes about {one * inferences / 60:.0f} min"
+    inference_s = route.seconds(coverage.int8_macs, coverage.float_macs)
+    if inference_s > REQUEST_S:
+        return f"one inference would take about {inference_s / 3600:.1f} h on {route.how}"
+    if inference_s * inferences >= _NOTED_S:
+        takes = f"running it on {route.how} takes about {inference_s * inferences / 60:.0f} min"
         progress.note(f"{target.name}: {takes}; --no-emulate skips that")
     return ""
 
@@ -201,7 +200,7 @@ def _measure(
         except BoardError:  # the board failed, not the model
             raise
         except EdgeqError as error:
-            return str(error)
+            return error.text
         try:
             model = built.artifact.model
             return measure_coverage(model, settings, feed, source, explain, basis=basis, how=route.how, opener=opener)
@@ -209,7 +208,7 @@ def _measure(
             raise
         except (RuntimeUnavailableError, ValueError) as error:
             raise CheckFailedError(
-                f"the model fails on {built.target.name} ({route.how}): {error}",
+                f"the model fails on {built.target.name} ({route.how}): {one_line(error)}",
                 "Do not deploy it there; choose another scheme",
             ) from error
 
@@ -223,12 +222,16 @@ def artifact_key(target: Target, scheme: Scheme) -> str:
     """Return a key made of everything that determines the artifact for `target`. Targets with the same key share an
     artifact.
     """
-    own = target.name if backend_named(target.backend).targeted else ""
-    return json.dumps([target.backend, own, plain(scheme)], sort_keys=True)
+    device = target.name if backend_named(target.backend).targeted else ""
+    return json.dumps([target.backend, device, plain(scheme)], sort_keys=True)
+
+
+T = TypeVar("T")
+_BUILD = "build"
 
 
 class Builds:
-    """Hold the artifacts of `job` in a private folder.
+    """Build and prove the artifacts of `job` in a private folder. What several targets share is computed only once.
 
     Args:
         timed: True if proofs time the artifacts against float32.
@@ -238,10 +241,19 @@ class Builds:
     def __init__(self, job: Job, folder: Path, *, timed: bool = True, emulate: bool = True) -> None:
         self.job = job
         self._folder, self._timed, self._emulate = folder, timed, emulate
-        self.decisions: dict[str, Any] = {}
-        self._built: dict[str, Built] = {}
-        self._proofs: dict[tuple[str, bool, str], Proof] = {}
-        self._coverage: dict[tuple[str, str, str], Coverage] = {}
+        self._results: dict[tuple[str, str], Any] = {}
+
+    def once(self, step: str, key: str, run: Callable[[], T]) -> T:
+        """Return the result of a step. The first call for a key runs the step, and later calls return its result.
+
+        Args:
+            step: name of the step: a build, a proof, a coverage, a decision or a repair.
+            key: text made of everything that determines the result; see `artifact_key`.
+        """
+        if (step, key) not in self._results:
+            self._results[step, key] = run()
+        result: T = self._results[step, key]
+        return result
 
     def build(self, target: Target, scheme: Scheme) -> Built:
         """Return the artifact that exactly this scheme gives for `target`.
@@ -249,12 +261,13 @@ class Builds:
         Raises:
             EdgeqError: the backend cannot build the artifact.
         """
-        key = artifact_key(target, scheme)
-        if key not in self._built:
-            place = self._folder / f"build-{len(self._built)}"
-            place.mkdir()
-            self._built[key] = self._build(target, scheme, place / "model.onnx")
-        return self.for_target(target, self._built[key])
+
+        def build_new() -> Built:
+            folder = self._folder / f"build-{len(self._existing())}"
+            folder.mkdir()
+            return self._build(target, scheme, folder / "model.onnx")
+
+        return self.for_target(target, self.once(_BUILD, artifact_key(target, scheme), build_new))
 
     def build_at(self, target: Target, scheme: Scheme, destination: Path) -> Built:
         """Return the result of `build`, with the model at `destination`. If the artifact already exists and consists of
@@ -263,36 +276,37 @@ class Builds:
         Raises:
             EdgeqError: the backend cannot build the artifact.
         """
-        known = self._built.get(artifact_key(target, scheme))
-        if known is None or not _is_one_file(known):
+        existing: Built | None = self._results.get((_BUILD, artifact_key(target, scheme)))
+        if existing is None or not _is_one_file(existing):
             return self._build(target, scheme, destination)
-        shutil.copyfile(known.artifact.model, destination)
-        return self.for_target(
-            target, dataclasses.replace(known, artifact=dataclasses.replace(known.artifact, model=destination))
-        )
+        shutil.copyfile(existing.artifact.model, destination)
+        return self.for_target(target, replace(existing, artifact=replace(existing.artifact, model=destination)))
+
+    def _existing(self) -> list[Built]:
+        return [built for (step, _), built in self._results.items() if step == _BUILD]
 
     def _build(self, target: Target, scheme: Scheme, destination: Path) -> Built:
         """Return a new artifact. If an existing artifact differs only in session options, derive the new artifact from
         that one.
         """
 
-        def alike(known: Built) -> bool:
-            same = known.target.backend == target.backend and scheme.equals_but_options(known.artifact.scheme)
-            return same and _is_one_file(known)
+        def is_alike(built: Built) -> bool:
+            same_graph = built.target.backend == target.backend and scheme.equals_but_options(built.artifact.scheme)
+            return same_graph and _is_one_file(built)
 
-        backend, known = backend_named(target.backend), next(filter(alike, self._built.values()), None)
+        backend, twin = backend_named(target.backend), next(filter(is_alike, self._existing()), None)
         with self.job.progress.stage("Quantizing"):
-            artifact = backend.with_options(known.artifact, scheme, destination) if known is not None else None
-            if known is None or artifact is None:
+            artifact = backend.with_options(twin.artifact, scheme, destination) if twin is not None else None
+            if twin is None or artifact is None:
                 return build(self.job, target, scheme, destination)
-        return self.for_target(target, dataclasses.replace(known, artifact=artifact))
+        return self.for_target(target, replace(twin, artifact=artifact))
 
     def for_target(self, target: Target, built: Built) -> Built:
         """Adapt an artifact that was built for another target to `target`, and return it. The artifact's proof uses
         kernels that compute like the kernels of `target`.
         """
         artifact = computed_as_there(built.artifact, target, self.job.host)
-        return dataclasses.replace(built, target=target, artifact=artifact)
+        return replace(built, target=target, artifact=artifact)
 
     def prove(self, built: Built, scheme: Scheme | None, *, native: bool) -> Proof:
         """Return the proof of an artifact in the engine that the artifact names.
@@ -309,15 +323,20 @@ class Builds:
             return prove_built(job, built, coverage, timed=timed)
         artifact = artifact_key(built.target, scheme)
         engine = built.artifact.engine.name if built.artifact.engine is not None else ""
-        there = json.dumps(built.artifact.proof_options, sort_keys=True)
-        place, key = (artifact, built.target.name, engine), (artifact + there, timed, engine)
-        if place not in self._coverage:
-            self._coverage[place] = target_coverage(job, built, emulate=self._emulate)
-        coverage = self._coverage[place]
+        # Targets with the same artifact may have different kernels, so the coverage also depends on the target.
+        coverage = self.once(
+            "coverage",
+            json.dumps([artifact, built.target.name, engine]),
+            lambda: target_coverage(job, built, emulate=self._emulate),
+        )
         check_gain(job, built, coverage)
-        if key not in self._proofs:
-            self._proofs[key] = prove_built(job, built, coverage, timed=timed)
-        return dataclasses.replace(self._proofs[key], coverage=coverage)
+        # The outputs depend only on the artifact and on the options that its proof needs on this machine.
+        proof = self.once(
+            "proof",
+            json.dumps([artifact, built.artifact.proof_options, timed, engine], sort_keys=True),
+            lambda: prove_built(job, built, coverage, timed=timed),
+        )
+        return replace(proof, coverage=coverage)
 
 
 def _is_one_file(built: Built) -> bool:
@@ -331,19 +350,16 @@ def prove_built(
     proof = prove(
         job.prepared,
         built.artifact,
-        job.validation,
+        ProofSamples(job.validation, job.held_out, job.float_outputs, job.basis),
         coverage,
-        held_out=job.held_out,
         task=job.task,
         timed=timed,
         threads=threads,
         workers=job.workers,
         count=count,
-        float_outputs=job.float_outputs,
-        basis=job.basis,
         progress=job.progress,
     )
-    return dataclasses.replace(proof, doubts=job.doubts)
+    return replace(proof, doubts=job.doubts)
 
 
 def simulated_proof(job: Job, built: Built, proof: Proof) -> Proof:
@@ -356,12 +372,14 @@ def simulated_proof(job: Job, built: Built, proof: Proof) -> Proof:
         return proof
     count = max(1, _SIMULATED_MACS // max(1, sum(node_macs(job.prepared.model).values())))
     samples = spread_over(job.validation, count)
-    with job.progress.stage("Running the simulator"), simulator(built.target) as opened:
+    with job.progress.stage("Running the simulator"), simulator(built.target) as opener:
         settings = artifact.proof_settings()
-        sessions = {FLOAT: open_session(job.prepared.path), INT8: opened(artifact.proof_model, settings)}
-        how = {FLOAT: SessionSettings(), INT8: settings}
-        found = evaluate_sessions(sessions, samples, task=job.task, reference=FLOAT, settings=how)
-    return replace(proof, agreement=found.agreement[INT8], accuracy=found.accuracy, samples=found.samples)
+        sessions = {FLOAT: open_session(job.prepared.path), INT8: opener(artifact.proof_model, settings)}
+        settings_by_name = {FLOAT: SessionSettings(), INT8: settings}
+        evaluation = evaluate_sessions(sessions, samples, task=job.task, reference=FLOAT, settings=settings_by_name)
+    return replace(
+        proof, agreement=evaluation.agreement[INT8], accuracy=evaluation.accuracy, samples=evaluation.samples
+    )
 
 
 def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
@@ -373,12 +391,13 @@ def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
     scheme, total = built.artifact.scheme, coverage.int8_macs + coverage.float_macs
     if scheme.mode == "static" or coverage.int8_macs >= max(1, _LEAST_SHARE * total) or not total:
         return
-    most = max(coverage.float_nodes, key=lambda node: node.macs, default=None)
-    if most is None or model_bytes(built.artifact.model) < (1 - _LEAST_SHARE) * model_bytes(job.source):
+    largest = max(coverage.float_nodes, key=lambda node: node.macs, default=None)
+    if largest is None or model_bytes(built.artifact.model) < (1 - _LEAST_SHARE) * model_bytes(job.source):
         return
     raise ModelError(
         f"{job.source}: {scheme.mode} quantization leaves {coverage.float_macs / total:.2%} of the "
-        f"multiply-accumulates in float and makes the file no smaller; {most.op_type} ({most.name}): {most.reason}",
+        "multiply-accumulates in float and makes the file no smaller; "
+        f"{largest.op_type} ({largest.name}): {largest.reason}",
         "Quantize it statically: leave out --dynamic or --weight-only (with the older calibrate.py, --static=true)",
     )
 
@@ -391,11 +410,11 @@ def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
         predicted: the predictions for the prepared model, made with the scheme that was built.
     """
     scheme, plugin = built.artifact.scheme, built.artifact.plugin
-    known = {node.name: node for node in predicted}
+    predictions = {node.name: node for node in predicted}
 
     def explain(name: str, op_type: str) -> str:
         """Return the reason. See `explainer`."""
-        node = known.get(name)
+        node = predictions.get(name)
         if node is not None and node.verdict == "float":
             return node.reason
         if plugin is not None:
@@ -406,9 +425,9 @@ def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
             if node is None:
                 return "ONNX Runtime's optimiser made it from nodes that are not all in int8"
             return "it could run in int8, but not all of its neighbours are in int8, so ONNX Runtime did not fuse it"
-        whole = known.get(name.partition("/")[0])
-        if node is None and whole is not None and whole.op_type == "GRU":
-            return f"of {whole.name}, only the products run in int8"
+        source_node = predictions.get(name.partition("/")[0])
+        if node is None and source_node is not None and source_node.op_type == "GRU":
+            return f"of {source_node.name}, only the products run in int8"
         kind = node.op_type if node else op_type
         if kind not in (scheme.quantized_types or ()):
             return foreign_type_reason(kind)
@@ -436,25 +455,25 @@ def runtime_requirements(job: Job, target: Target, artifact: Artifact) -> tuple[
         CheckFailedError: the target's release is too old, or it computes some products wrongly on the target's CPU.
         ModelError: none of the releases that were probed could load the artifact.
     """
-    needed = compatibility(shared_model(artifact.model, job.prepared.graph).model, target.architecture)
+    requirements = compatibility(shared_model(artifact.model, job.prepared.graph).model, target.architecture)
     device = target.runtime.get("onnxruntime")
     for row in load_wrong_kernels():
         # If a target names no release, it may have any release. Then only faults with a weight limit count: weights
         # within the limit are correct in every release and cost nothing.
-        there = row.in_release(device) if device is not None else row.weight_limit > 0
-        concerned = row.provider == artifact.provider and set(row.products).intersection(needed.products)
-        if there and concerned and row.on(target.architecture, target.features):
-            raise CheckFailedError(f"{target.name}: {row.explain(device or 'of some releases', needed.products)}")
+        in_release = row.in_release(device) if device is not None else row.weight_limit > 0
+        concerned = row.provider == artifact.provider and set(row.products).intersection(requirements.products)
+        if in_release and concerned and row.on(target.architecture, target.features):
+            raise CheckFailedError(f"{target.name}: {row.explain(device or 'of some releases', requirements.products)}")
     if device is None:
-        return needed, ArtifactCheck(
-            "runtime", "none", _TABLE, f"needs onnxruntime {needed.minimum}; the target names none"
+        return requirements, ArtifactCheck(
+            "runtime", "none", _TABLE, f"needs onnxruntime {requirements.minimum}; the target names none"
         )
-    if not needed.runs_on(device):
+    if not requirements.runs_on(device):
         raise CheckFailedError(
-            f"{target.name}: {needed.explain(device)}",
+            f"{target.name}: {requirements.explain(device)}",
             "Update onnxruntime there and correct [runtime] in the target's file, or choose another scheme",
         )
-    return needed, ArtifactCheck("runtime", "modelled", _TABLE, needed.explain(device), True)
+    return requirements, ArtifactCheck("runtime", "modelled", _TABLE, requirements.explain(device), True)
 
 
 def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = None) -> bool:

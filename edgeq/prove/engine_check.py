@@ -64,7 +64,7 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
             exact = {largest: _measure_error(guest, engine, Path(folder), largest) for largest in (_SMALL, _LARGE)}
             db = {name: _measure_agreement(guest, engine, name) for name in dict.fromkeys((FLOAT, *precisions))}
     except EdgeqError as error:
-        return False, str(error)
+        return False, error.text
     faults = []
     if exact[_SMALL]:
         faults.append(f"int8 outputs are wrong by up to {exact[_SMALL]:.2g} of the largest")
@@ -98,7 +98,7 @@ def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool,
             floats = () if engine.int8.backend else dict.fromkeys((FLOAT, *precisions))
             db = {name: _measure_agreement(guest, engine, name) for name in floats}
     except EdgeqError as error:
-        return False, str(error)
+        return False, error.text
     if db and db[FLOAT] < LEAST_DB:
         return False, _not_float32(db[FLOAT])
     pairs = decibels(float((right**2).sum()), float(((outputs - right) ** 2).sum()))

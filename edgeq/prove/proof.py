@@ -427,20 +427,33 @@ def unchecked(reason: str) -> RuntimeUnavailableError:
     )
 
 
+@dataclass(frozen=True)
+class ProofSamples:
+    """Hold the samples of a proof, and what is known about them.
+
+    Attributes:
+        held_out: whether the samples are not among the calibration samples.
+        float_outputs: the float model's outputs for each sample, if they are known. The float model is then not run.
+        basis: what the figures are taken over.
+    """
+
+    samples: Samples
+    held_out: bool
+    float_outputs: Sequence[Outputs] = ()
+    basis: Basis = EVERYTHING
+
+
 def prove(
     prepared: PreparedModel,
     artifact: Artifact,
-    samples: Samples,
+    source: ProofSamples,
     coverage: Coverage,
     *,
-    held_out: bool,
     task: Task | None = None,
     timed: bool = True,
     threads: int = 0,
     workers: Workers | None = None,
     count: int | None = None,
-    float_outputs: Sequence[Outputs] = (),
-    basis: Basis = EVERYTHING,
     progress: Progress = SILENT,
 ) -> Proof:
     """Load the artifact the way its device will load it, and measure it against the float model from which it was made.
@@ -449,12 +462,11 @@ def prove(
     target has only the engine's kernels.
 
     Args:
+        source: the samples, with what is known about them.
         coverage: the coverage of the artifact on its target.
         workers: the processes that share the samples. Timed runs stay in this process.
         count: the number of samples to use, spread evenly over all. None means all samples, or `simulated_count`
             samples if the engine's hardware is simulated.
-        float_outputs: the float model's outputs for each sample, if they are known. The float model is then not run.
-        basis: what the figures are taken over.
 
     Raises:
         RuntimeUnavailableError: the artifact does not load.
@@ -462,6 +474,7 @@ def prove(
         CheckFailedError: the file gives different outputs when it is opened as on devices, or its outputs are wrong at
             another size that the model accepts.
     """
+    samples, basis, float_outputs = source.samples, source.basis, source.float_outputs
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
     backend = artifact.plugin.engine.int8.backend if artifact.plugin is not None else ""
     settings = {FLOAT: build_float_settings(backend, threads), INT8: artifact.proof_settings(threads=threads)}
@@ -525,7 +538,7 @@ def prove(
         opening=opening,
         speed=_speed(latency) if latency else None,
         samples=evaluation.samples,
-        held_out=held_out,
+        held_out=source.held_out,
         drop_interval=evaluation.loss_interval.get(INT8),
         baseline=evaluation.baseline.get(INT8),
         engine=artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT,

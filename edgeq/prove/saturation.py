@@ -32,7 +32,7 @@ from edgeq.run.engines import DEFAULT, Engine, find_description
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.records import NOT_WRITTEN, plain
+from edgeq.util.records import NOT_WRITTEN, marked
 
 
 class MitigationTrial:
@@ -210,7 +210,7 @@ class Decision:
             "exact": {"sqnr_db": self.exact_db, "metric": self.exact_metric},
             "samples": self.samples,
             "mitigations": self.mitigations,
-            "audit": {key: value for key, value in plain(self.audit).items() if key != "layers"},
+            "audit": {key: value for key, value in marked(self.audit).items() if key != "layers"},
         }
 
 
@@ -226,10 +226,7 @@ def decision_for(builds: Builds, target: Target, scheme: Scheme, engine: Engine 
     if engine is not None:
         return decide(builds, target, scheme, engine=engine)
     key = json.dumps([artifact_key(target, full_range(scheme)), dict(mitigation_costs(target, None))])
-    if key not in builds.decisions:
-        builds.decisions[key] = decide(builds, target, scheme)
-    decision: Decision = builds.decisions[key]
-    return decision
+    return builds.once("decision", key, lambda: decide(builds, target, scheme))
 
 
 def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | None = None) -> Decision:
@@ -254,7 +251,7 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
             try:
                 artifacts[mitigation.name] = trial.artifact(mitigation.scheme)
             except EdgeqError as error:
-                failed[mitigation.name] = str(error)
+                failed[mitigation.name] = error.text
         evaluation = trial.evaluate(artifacts, _SAMPLES) if artifacts else None
         for mitigation in candidates:
             artifact = artifacts.get(mitigation.name)
@@ -381,7 +378,7 @@ class Audited:
     target: str = ""
 
     def __record__(self) -> dict[str, Any]:
-        return {"model": self.name, "engine": self.engine, "target": self.target, **plain(self.audit)}
+        return {"model": self.name, "engine": self.engine, "target": self.target, **marked(self.audit)}
 
 
 def audit_saturation(

@@ -35,7 +35,7 @@ from edgeq.reporting.page import DIGITS
 from edgeq.run.session import Engines, open_session
 from edgeq.scheme import Scheme
 from edgeq.util.display import Displayed
-from edgeq.util.records import plain, round_floats
+from edgeq.util.records import marked, plain, round_floats
 
 Array = NDArray[Any]
 
@@ -220,7 +220,7 @@ class ProvenVariant(Displayed):
             "saturation": self.decision,
             "emulated": self.emulated,
             **_estimate(self.built.artifact),
-            **plain(self.proof),
+            **marked(self.proof),
         }
 
 

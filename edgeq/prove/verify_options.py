@@ -34,5 +34,4 @@ def refuse_without_target(options: Mapping[str, Any]) -> None:
     """
     name = next((name for name, value in options.items() if value not in (None, ())), None)
     if name is not None:
-        option = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{option} is for checks on another target's kernels", "Name the target with --on")
+        raise UsageError(f"⟨{name}⟩ is for checks on another target's kernels", "Name the target with --on")

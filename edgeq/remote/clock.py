@@ -181,7 +181,7 @@ class BoardClock:
                 self._ready.remove(ready)
                 if not self._ready:
                     raise
-                self._progress.note(f"{error}: continuing without this board")
+                self._progress.note(f"{error.text}: continuing without this board")
                 continue
             # Only a board that has given a result is part of the record.
             self._used[ready.session.board.name] = ready.description

@@ -47,7 +47,7 @@ def doctor_board(board: Board, *, progress: Progress = SILENT) -> EngineDiagnosi
             checks.append(_check_kernels(session, progress))
     # The checks before the failure are still worth reading, so the error becomes the last line.
     except BoardError as error:
-        checks.append(DoctorCheck("kernels" if checks else "SSH", "failed", str(error)))
+        checks.append(DoctorCheck("kernels" if checks else "SSH", "failed", error.text))
     return EngineDiagnosis(tuple(checks))
 
 
@@ -71,7 +71,7 @@ def _check_kernels(session: BoardSession, progress: Progress) -> DoctorCheck:
         with BoardModels(session, progress) as models:
             board_output = models.open(demo.MODEL, SessionSettings()).run(None, feed)[0]
     except RuntimeUnavailableError as error:
-        return DoctorCheck("kernels", "failed", str(error))
+        return DoctorCheck("kernels", "failed", error.text)
     # A broadcast between other shapes would give a figure that means nothing.
     if board_output.shape != local_output.shape:
         return DoctorCheck(

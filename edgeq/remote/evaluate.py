@@ -17,7 +17,7 @@ from edgeq.remote.session import BoardModels, open_board
 from edgeq.reporting.compare import CompareRequest
 from edgeq.reporting.gate import Gated, GateLimits, gate
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.records import plain
+from edgeq.util.records import marked
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class BoardEvaluated:
     board: Mapping[str, Any]
 
     def __record__(self) -> dict[str, Any]:
-        return {**plain(self.result), "board": self.board}
+        return {**marked(self.result), "board": self.board}
 
 
 def evaluate_board(request: EvalRequest, board: Board, *, progress: Progress = SILENT) -> BoardEvaluated:

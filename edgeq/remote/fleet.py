@@ -40,7 +40,7 @@ def _measure_board(board: Board, run: Callable[..., Measurement], on_status: OnS
     # One broken board must not end the measurement of the others.
     except EdgeqError as error:
         on_status(board.name, f"failed: {error.problem}")
-        return FleetRow(board.name, board.kind, reason=str(error)), ""
+        return FleetRow(board.name, board.kind, reason=error.text), ""
     on_status(board.name, "done")
     name, scenario = next(iter(parse(plain(measured), BenchReport, board.name, BoardError).scenarios.items()))
     latency = {model: entry.latency for model, entry in scenario.models.items()}

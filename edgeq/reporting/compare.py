@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.claim import Claim
@@ -49,7 +49,7 @@ from edgeq.util.numbers import (
     times,
 )
 from edgeq.util.paths import path_of
-from edgeq.util.records import plain
+from edgeq.util.records import marked, plain
 
 Row = tuple[str, str, str, str]
 A, B = "A", "B"
@@ -225,7 +225,7 @@ class Comparison(Page):
         timed = self.measurement.notes if self.measurement is not None else ()  # shown next to the latencies
         return {
             "name": f"{self.a.path.name} and {self.b.path.name}",
-            "bench": plain(self.measurement) if self.measurement is not None else None,
+            "bench": marked(self.measurement) if self.measurement is not None else None,
             "tables": [(" ".join(self.verdict()), ("", "A", "B", "B against A"), self.rows())],
             "notes": [*self.signature_differences, *(note for note in self.notes if note not in timed)],
         }
@@ -426,6 +426,8 @@ class CompareRequest:
         task: the task that measures accuracy against the labels of the samples. With None, only the outputs are
             compared.
         preprocess: the preprocessing of the samples, or None to use that of a bundle.
+        labels, count: the labels of the samples, and their largest number; see `edgeq.Data`.
+        threads: number of threads within an operator; 0 for one thread per core.
         timed: True to time both models.
         duration_s: the minimum time for each model, in seconds.
         attempts: the maximum number of speed measurements. Each measurement takes twice as long as the one before.
@@ -451,6 +453,16 @@ class CompareRequest:
     sessions: int | None = None
 
 
+class CompareOptions(TypedDict, total=False):
+    """List the arguments of `compare` that are fields of a `CompareRequest` unchanged."""
+
+    preprocess: Any
+    labels: Any
+    count: int | None
+    threads: int
+    duration_s: float
+
+
 def compare(
     a: str | Path,
     b: str | Path,
@@ -458,16 +470,12 @@ def compare(
     *,
     task: Task | str | None = None,
     options: TaskOptions | None = None,
-    preprocess: Any = None,
-    labels: Any = None,
-    count: int | None = None,
-    threads: int = 0,
     timed: bool = True,
-    duration_s: float = 2.0,
     max_drop: float | str | None = None,
     min_speedup: float | None = None,
     session_options: Mapping[str, str] | None = None,
     progress: Progress = SILENT,
+    **others: Unpack[CompareOptions],
 ) -> Comparison:
     """Compare two models, two bundles, or one of each. If something cannot be compared, there is a note instead of an
     error.
@@ -480,8 +488,10 @@ def compare(
             outputs are compared.
         options: the options of a task that is given by name.
         preprocess: the preprocessing of the samples, or None to use that of a bundle.
+        labels, count: the labels of the samples, and their largest number; see `edgeq.Data`.
+        threads: number of threads within an operator; 0 for one thread per core.
         timed: True to time both models, interleaved.
-        duration_s: the minimum time for each model, in seconds.
+        duration_s: the minimum time for each model, in seconds; by default 2.
         max_drop: the accuracy that B may lose on these samples, in the unit of the task's primary metric (0.01 is one
             point of a share). It needs `task`. `Comparison.check` raises if B loses more.
         min_speedup: the minimum speed of B, as a multiple of the speed of A. The lower end of the measured interval
@@ -493,13 +503,18 @@ def compare(
         UsageError: a task is given without data, or an option has a wrong value.
         EdgeqError: there is an error in a model, a bundle or the data.
     """
-    options = options or TaskOptions()
     # A number is in the metric's unit, which need not be a share.
     limits = LossLimits(parse_drop(max_drop) if isinstance(max_drop, str) else max_drop, min_speedup)
-    config = session_options or {}
-    a, b = path_of(a), path_of(b)
     request = CompareRequest(
-        a, b, data, task, options, preprocess, labels, count, threads, timed, duration_s, limits, config
+        path_of(a),
+        path_of(b),
+        data,
+        task,
+        options or TaskOptions(),
+        timed=timed,
+        limits=limits,
+        session_options=session_options or {},
+        **others,
     )
     return run_comparison(request, progress=progress)
 
@@ -615,7 +630,7 @@ def _read_side(
             # nodes and shapes.
             coverage = plain(measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op: ""))
     except EdgeqError as error:
-        notes.append(f"{key}: {error}")
+        notes.append(f"{key}: {error.text}")
     accuracy = evaluation.accuracy.get(key) if evaluation is not None else None
     quantized = is_quantized(loaded.graph)
     return Side(loaded.path, loaded.variant, size, digest, loaded.signature, coverage, accuracy, quantized)

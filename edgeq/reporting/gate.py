@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 from edgeq_device.system.relay import escape
 
+from edgeq.arguments import as_options
 from edgeq.bundle.write import BUNDLE, check_archive
 from edgeq.errors import InconclusiveError, UsageError, WorseError
 from edgeq.measure.loaded_model import is_bundle
@@ -246,7 +247,7 @@ def markdown(gated: Gated) -> str:
     limits = [(check.what, check.text, f"{_MARKS[check.outcome]} {_TITLES[check.outcome]}") for check in gated.checks]
     lines += [*_table(("", "limit", ""), limits), ""]
     notes = (*(check.sentence for check in gated.checks if check.sentence), *gated.comparison.notes)
-    lines += [f"- {_cell(note)}" for note in notes]
+    lines += [f"- {_cell(as_options(note))}" for note in notes]
     if gated.updated:
         lines += ["", "The model is the new baseline."]
     return "\n".join(lines) + "\n"
@@ -272,7 +273,7 @@ def junit(gated: Gated) -> bytes:
     suite = ElementTree.Element("testsuite", {"name": escape(name), **{key: str(n) for key, n in totals.items()}})
     for check in gated.checks:
         # XML has no form for control characters, so they are written as escapes.
-        sentence, class_name = escape(check.sentence), {"classname": escape(f"edgeq.gate.{gated.model}")}
+        sentence, class_name = escape(as_options(check.sentence)), {"classname": escape(f"edgeq.gate.{gated.model}")}
         case = ElementTree.SubElement(suite, "testcase", {**class_name, "name": escape(check.what)})
         if check.outcome == MISSED:
             ElementTree.SubElement(case, "failure", {"type": _TITLES[check.outcome], "message": sentence})

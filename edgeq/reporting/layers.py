@@ -136,7 +136,7 @@ def layer_record(
         activations, error_sources = pair.attribute_error(activations, outputs, some_samples, limit=_ERROR_SOURCES)
     except EdgeqError as error:
         # The rest of the report does not need the layers, so it shows this error in their place.
-        return {"error": str(error)}
+        return {"error": error.text}
     return {
         "samples": activations.samples,
         # `Activation` has only the fields that are drawn. The record in a bundle stays small that way.

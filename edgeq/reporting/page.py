@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from edgeq import __version__
+from edgeq.arguments import as_options
 from edgeq.bundle.sbom import read_tool_versions
 from edgeq.measure.agreement import OutputAgreement, SliceAgreement
 from edgeq.measure.coverage import Coverage, FloatNode, OperatorCoverage
@@ -290,7 +291,9 @@ def layers_view(variant: VariantRecord) -> dict[str, Any] | None:
         "slowest": max(times, default=0.0) or 1.0,
         "conversions": _conversions(layers, conversion_us),
         "slower": _slower(layers),
-        "exclude": " ".join(f"--exclude {shlex.quote(layer.name)}" for layer in _made_slower(layers)[:_NAMED]),
+        "exclude": as_options(
+            " ".join(f"--exclude {shlex.quote(layer.name)}" for layer in _made_slower(layers)[:_NAMED])
+        ),
         "folded": "" if len(layers) == len(worst) else every if len(layers) <= _TABLE_LAYERS else full_title,
         "low_db": _LOW_DB,
     }

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from edgeq_device.measure.claim import FASTER, SLOWER, UNKNOWN, UNSETTLED, Claim
 
+from edgeq.arguments import as_options
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, OutputAgreement
 from edgeq.measure.coverage import Coverage
@@ -381,7 +382,7 @@ def verdict_of(data: ReportData, variant: VariantRecord | None) -> ReportVerdict
         tuple(figure for figure in figures if figure is not None),
         warnings,
         target=(variant.title or variant.name) if len(data.variants) > 1 else "",
-        commands=tuple(_closer(data, variant, slow=slow, poor=poor, missed=status == "Goal not met")),
+        commands=tuple(map(as_options, _closer(data, variant, slow=slow, poor=poor, missed=status == "Goal not met"))),
     )
 
 

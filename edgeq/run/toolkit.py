@@ -163,7 +163,7 @@ def describe_state(toolkit: Toolkit) -> str:
     try:
         return f"{toolkit.needs}: {find_python(toolkit)}"
     except RuntimeUnavailableError as error:
-        return str(error)
+        return error.text
 
 
 def _read_version(python: Path, toolkit: Toolkit) -> str:

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
-from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SpeedRanking, rank_until_settled
+from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SettlingRules, SpeedRanking, rank_until_settled
 from edgeq_device.measure.latency import warm_up_all
 from edgeq_device.measure.scenarios import make_runner
 
@@ -111,8 +111,8 @@ class LocalClock:
         # All sessions are warm by now, because the runners of a race take turns from its first round.
         runners = {name: _runners(model_sessions, feed) for name, model_sessions in sessions.items()}
         left_s = max(whole_s / 2, whole_s - (perf_counter() - start))
-        options = {**rules.arguments, "max_duration_s": left_s}
-        ranking = rank_until_settled(runners, bursts=rules.bursts, on_round=on_round, **options)
+        settling = SettlingRules(**{**rules.arguments, "max_duration_s": left_s})
+        ranking = rank_until_settled(runners, settling, bursts=rules.bursts, on_round=on_round)
         self._sessions.trim()
         return ranking
 

@@ -34,6 +34,7 @@ from edgeq.model.int8_prediction import hazardous_nodes
 from edgeq.model.macs import node_macs
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import Repair, RepairStep
+from edgeq.prove.request import Effort
 from edgeq.run.engines import EngineChoice
 from edgeq.run.session import Engines
 from edgeq.scheme import ALL_NODES, Scheme
@@ -42,7 +43,7 @@ from edgeq.tuning.goal import Goal
 from edgeq.tuning.judge import build_and_assess
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.measurements import Assessment
-from edgeq.tuning.pace import EFFORTS, Effort
+from edgeq.tuning.pace import EFFORTS
 from edgeq.tuning.recover.methods.smoothquant import SmoothQuant
 from edgeq.tuning.recover.methods.weight_rounding import WeightRounding
 from edgeq.tuning.recover.run import find_ineffective

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from edgeq_device.measure.claim import UNKNOWN
 from edgeq_device.system.files import read_file
 
-from edgeq.errors import EdgeqError, OutputError
+from edgeq.errors import EdgeqError, OutputError, one_line
 from edgeq.hardware.profile import Profile
 from edgeq.model.graph import sizes
 from edgeq.model.macs import node_macs
@@ -199,7 +199,7 @@ class Memory:
             with output_file(self.path, force=True) as draft:
                 draft.write_text(json.dumps(plain(content), indent=1) + "\n", "utf-8")
         except (OSError, OutputError) as error:
-            progress.note(f"the result of this run is not remembered: {error}")
+            progress.note(f"the result of this run is not remembered: {one_line(error)}")
 
 
 def memory_file() -> Path | None:
@@ -258,7 +258,7 @@ def _load_records(path: Path, progress: Progress) -> tuple[WinRecord, ...]:
             raise OutputError(f"{path} is larger than edgeq ever writes it")
         content: _MemoryFile = parse(json.loads(read_file(path)), _MemoryFile, path)
     except (OSError, ValueError, EdgeqError, RecursionError) as error:
-        progress.note(f"the results of earlier runs are ignored: {error}")
+        progress.note(f"the results of earlier runs are ignored: {one_line(error)}")
         return ()
     return content.evidence if content.schema == SCHEMA else ()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from edgeq.errors import UsageError
+from edgeq.prove.request import Effort
 
 EQUAL = 0.02
 """Costs that differ by a smaller share than this count as equal, and then the more accurate candidate wins. A race is
@@ -93,7 +92,6 @@ THOROUGH = Pace(
     hopeless=math.inf,
 )
 """Nothing is dismissed early."""
-Effort = Literal["quick", "default", "thorough"]
 # A repair counts speed instead of timing it, so no effort below changes the limits on races.
 EFFORTS: Mapping[Effort, Pace] = {
     "quick": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=0),
@@ -104,13 +102,3 @@ EFFORTS: Mapping[Effort, Pace] = {
 layers in float, and "thorough" compares more of everything. None of them puts almost all layers in float, because such
 a model is hardly quantized.
 """
-
-
-def check_effort(effort: str | None) -> None:
-    """Refuse an unknown effort. None is allowed and means no repair.
-
-    Raises:
-        UsageError: the effort is unknown. The message lists the known ones.
-    """
-    if effort is not None and effort not in EFFORTS:
-        raise UsageError(f"effort is {effort!r}", f"It can be {', '.join(EFFORTS)}, or None for the plain build")

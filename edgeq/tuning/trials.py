@@ -19,7 +19,7 @@ from edgeq.tuning.measurements import Assessment, Screening, Stage, StageTime, S
 from edgeq.tuning.pace import EQUAL, THOROUGH, Pace
 from edgeq.tuning.space import Candidate
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.records import plain, write_as
+from edgeq.util.records import marked, write_as
 
 FLOAT = "float32"
 BY_TIME = ("latency", "throughput")
@@ -114,7 +114,7 @@ class Trial:
     def __record__(self) -> dict[str, Any]:
         engine = self.candidate.engine
         return {
-            **plain(self.candidate),
+            **marked(self.candidate),
             "engine": engine.engine.name if engine else DEFAULT,
             "precision": engine.precision if engine else FLOAT_PRECISION,
             "stage": self.stage,

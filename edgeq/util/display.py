@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import PurePath
 from time import perf_counter
 from typing import Any, Protocol
 
+from edgeq.arguments import as_arguments, as_options
 from edgeq.util.registry import RENDERERS, Registry
 
+# The longest line, the longest text and sentence in it, and the largest collection that is shown with its items. A line
+# ends below 400 characters, so that a traceback or a log shows it whole.
 _LINE, _TEXT, _SENTENCE, _FEW = 390, 40, 160, 3
 
 REGISTRY: Registry[Callable[[Mapping[str, Any]], str]] = Registry(RENDERERS, callable, "function")
@@ -33,10 +35,10 @@ class Displayed:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
-        shown = [
+        parts = [
             f"{_cut(repr(name)[1:-1])}={_brief(value)}" for name, value in self.__brief__().items() if not _empty(value)
         ]
-        line = f"{type(self).__name__}({', '.join(shown)})"
+        line = f"{type(self).__name__}({', '.join(parts)})"
         return line if len(line) <= _LINE else f"{line[: _LINE - 3]}, …)"
 
 
@@ -54,45 +56,23 @@ class Page(Displayed):
 
 
 _SENTENCES = frozenset({"notes", "warnings", "verdict", "needed", "doubts"})
-_ARGUMENTS = {
-    "as-is": "effort=None",
-    "calibration": "statistics",
-    "force": "force=True",
-    "no-emulate": "emulate=False",
-    "no-memory": "memory=False",
-    "no-timing": "timed=False",
-    "resume": "resume=True",
-    "strict": "strict=True",
-    "thorough": "thorough=True",
-    "update": "update=True",
-    "with-float": "with_float=True",
-}
-"""Options whose Python argument is not just the option's name with underscores."""
-_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
-
-
-def in_python(text: str) -> str:
-    """Return a message in which arguments of Python functions replace command-line options. Commands in backticks stay
-    unchanged.
-    """
-
-    def argument(option: re.Match[str]) -> str:
-        name = option[1]
-        return f"`{_ARGUMENTS.get(name, name.replace('-', '_'))}`"
-
-    parts = text.split("`")
-    return "`".join(part if i % 2 else _OPTION.sub(argument, part) for i, part in enumerate(parts))
 
 
 def _in_python_words(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a page's record after applying `in_python` to its sentences."""
-    found = dict(record)
+    """Return a page's record with Python's arguments in its sentences. Its commands and names stay those of a shell."""
+    page: dict[str, Any] = {}
     for key, value in record.items():
+        words = as_arguments if key in _SENTENCES else as_options
         if isinstance(value, Mapping):
-            found[key] = _in_python_words(value)
-        elif key in _SENTENCES and isinstance(value, list | tuple):
-            found[key] = [in_python(text) if isinstance(text, str) else text for text in value]
-    return found
+            page[key] = _in_python_words(value)
+        elif isinstance(value, list | tuple):
+            page[key] = [
+                _in_python_words(item) if isinstance(item, Mapping) else words(item) if isinstance(item, str) else item
+                for item in value
+            ]
+        else:
+            page[key] = words(value) if isinstance(value, str) else value
+    return page
 
 
 def _empty(value: Any) -> bool:
@@ -107,31 +87,31 @@ def _brief(value: Any) -> str:
     if isinstance(value, str | PurePath):
         # Numbers and their units have a narrow space between them. repr would show the escape code of that space.
         text = str(value).replace("\u202f", " ")
-        return repr(_cut(in_python(text), _SENTENCE if ". " in text or text.endswith(".") else _TEXT))
+        return repr(_cut(as_arguments(text), _SENTENCE if ". " in text or text.endswith(".") else _TEXT))
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype}{list(value.shape)}"
     if dataclasses.is_dataclass(value):
         name = getattr(value, "title", None) or getattr(value, "name", None)
         return repr(_cut(name)) if isinstance(name, str) else f"{type(value).__name__}(…)"
     if isinstance(value, Sized) and not isinstance(value, range):
-        if isinstance(value, Mapping | tuple | list) and len(value) <= _FEW and all(map(_plain, value)):
+        if isinstance(value, Mapping | tuple | list) and len(value) <= _FEW and all(map(_is_short, value)):
             if not isinstance(value, Mapping):
                 return ", ".join(_brief(item) for item in value).join("[]")
-            if all(map(_plain, value.values())):
+            if all(map(_is_short, value.values())):
                 items = (f"{_cut(repr(str(name))[1:-1])}: {_brief(item)}" for name, item in value.items())
                 return ", ".join(items).join("{}")
         return f"<{len(value)} {'item' if len(value) == 1 else 'items'}>"
     return _cut(repr(value)) if isinstance(value, range) else f"<{type(value).__name__}>"
 
 
-def _plain(value: Any) -> bool:
+def _is_short(value: Any) -> bool:
     return isinstance(value, str | PurePath | int | float)
 
 
-def _cut(text: str, most: int = _TEXT) -> str:
+def _cut(text: str, limit: int = _TEXT) -> str:
     """Shorten a long text by leaving out its middle, because names and paths usually differ at their ends."""
-    half = most // 2
-    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}…{text[-half:]}"
 
 
 Advance = Callable[[int], None]
@@ -169,8 +149,8 @@ OTHER = "everything else"
 class Stopwatch:
     """Pass progress on to another display, and measure the time of each stage."""
 
-    def __init__(self, shown: Progress) -> None:
-        self._shown, self._start = shown, perf_counter()
+    def __init__(self, display: Progress) -> None:
+        self._shown, self._start = display, perf_counter()
         self._stages: dict[str, float] = {}
 
     @contextmanager
@@ -189,5 +169,5 @@ class Stopwatch:
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent so far in each stage, in order, and outside all stages."""
-        rest = perf_counter() - self._start - sum(self._stages.values())
-        return {title: round(taken, 3) for title, taken in (*self._stages.items(), (OTHER, max(0.0, rest)))}
+        remainder = perf_counter() - self._start - sum(self._stages.values())
+        return {title: round(seconds, 3) for title, seconds in (*self._stages.items(), (OTHER, max(0.0, remainder)))}

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from edgeq.errors import UsageError
 
-_MINUS = "\u2212"
-_THIN = "\u202f"
+_MINUS = "\u2212"  # as wide as a plus sign, so that columns of signed numbers line up
+_THIN = "\u202f"  # keeps a number and its unit on one line
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -27,8 +27,8 @@ def significant(value: float, digits: int = 3) -> str:
 
 def fixed(value: float, decimals: int) -> str:
     """Return `value` with `decimals` digits after the point, a true minus sign, and no sign on a zero."""
-    shown = f"{value:.{decimals}f}"
-    return _signed(shown if float(shown) else shown.lstrip("-"))
+    text = f"{value:.{decimals}f}"
+    return _signed(text if float(text) else text.lstrip("-"))
 
 
 def milliseconds(value: float) -> str:
@@ -64,19 +64,19 @@ def _scaled(value: float, units: Sequence[str]) -> str:
 def share(value: float, decimals: int = 1) -> str:
     """Return a fraction in percent. A fraction below 1 is never shown as 100 %, and a fraction above 0 never as 0 %."""
     percent = 100 * value
-    shown = f"{percent:.{decimals}f}"
+    text = f"{percent:.{decimals}f}"
     step = 10.0**-decimals
-    if float(shown) == 100 and value < 1:
-        shown = f"{100 - step:.{decimals}f}"
-    elif float(shown) == 0 and value > 0:
+    if float(text) == 100 and value < 1:
+        text = f"{100 - step:.{decimals}f}"
+    elif float(text) == 0 and value > 0:
         return f"<{step:.{decimals}f}{_THIN}%"
-    return f"{_signed(shown)}{_THIN}%"
+    return f"{_signed(text)}{_THIN}%"
 
 
 def signed(value: float, decimals: int) -> str:
     """Return a number as text, with a plus sign if it is positive."""
-    shown = fixed(value, decimals)
-    return f"+{shown}" if value > 0 and float(shown.replace(_MINUS, "-")) else shown
+    text = fixed(value, decimals)
+    return f"+{text}" if value > 0 and float(text.replace(_MINUS, "-")) else text
 
 
 def times(value: float) -> str:
@@ -109,40 +109,40 @@ def is_share(name: str) -> bool:
     return name.casefold().startswith(("top", "map", "ar1", "accuracy"))
 
 
-def _signed(shown: str) -> str:
-    return shown.replace("-", _MINUS)
+def _signed(text: str) -> str:
+    return text.replace("-", _MINUS)
 
 
-def parse_share(option: str, given: str | float | None) -> float | None:
+def parse_share(option: str, text: str | float | None) -> float | None:
     """Return the fraction that "0.01", "1%", "1pt" or 0.01 stands for; None if nothing is given.
 
     Raises:
         UsageError: the text is not a number, or the fraction is not between 0 and 1.
     """
-    if given is None:
+    if text is None:
         return None
-    number, scale = str(given).strip(), 1.0
+    number, scale = str(text).strip(), 1.0
     for suffix in ("%", "pt"):
         if number.endswith(suffix):
             number, scale = number.removesuffix(suffix), 0.01
     try:
         value = float(number) * scale
     except ValueError:
-        raise UsageError(f"{option} {given!r} is not a number", "Write 0.01, 1% or 1pt") from None
+        raise UsageError(f"{option} {text!r} is not a number", "Write 0.01, 1% or 1pt") from None
     if not 0 <= value <= 1:
-        raise UsageError(f"{option} {given!r} is not between 0 and 1", "Write 0.01, 1% or 1pt")
+        raise UsageError(f"{option} {text!r} is not between 0 and 1", "Write 0.01, 1% or 1pt")
     return value
 
 
-def parse_drop(given: str | float | None) -> float | None:
+def parse_drop(text: str | float | None) -> float | None:
     """Return the largest loss of accuracy as a fraction. See `parse_share`.
 
     Raises:
         UsageError: see `parse_share`; or the text is "1", which would allow any loss.
     """
-    if given is not None and not isinstance(given, str) and not 0 <= given <= 1:
-        raise UsageError(f"the largest drop is {given}", "Give a number between 0 and 1")
-    value = parse_share("--max-drop", given)
-    if value == 1 and isinstance(given, str) and given.strip()[-1].isdigit():
-        raise UsageError(f"--max-drop {given} would allow any loss", f"Write {given}pt for {given} point, or 100%")
+    if text is not None and not isinstance(text, str) and not 0 <= text <= 1:
+        raise UsageError(f"the largest drop is {text}", "Give a number between 0 and 1")
+    value = parse_share("--max-drop", text)
+    if value == 1 and isinstance(text, str) and text.strip()[-1].isdigit():
+        raise UsageError(f"--max-drop {text} would allow any loss", f"Write {text}pt for {text} point, or 100%")
     return value

@@ -20,8 +20,9 @@ from typing import Literal
 from edgeq_device.system.places import PrivateFolder, name_stage, remove_ended
 from edgeq_device.system.renaming import exchange, move_new
 
-from edgeq.errors import OutputError
+from edgeq.errors import OutputError, UsageError
 from edgeq.util import placement
+from edgeq.util.in_memory import is_in_memory
 from edgeq.util.marker import MARKER
 from edgeq.util.placement import NEW, alone_in
 
@@ -133,7 +134,12 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
 def default_output(model: Path, ending: str) -> Path:
     """Return the default path of an output. It is next to `model` and has the model's name and `ending`, such as
     ".int8.onnx".
+
+    Raises:
+        UsageError: the model is in memory, so it is in no folder.
     """
+    if is_in_memory(model):
+        raise UsageError("a model in memory has no folder to write into", "Name the ⟨output⟩")
     return model.with_name(f"{model.stem}{ending}")
 
 

@@ -27,6 +27,7 @@ from edgeq_device.system.budget import Budget, Endings, confine
 from edgeq_device.system.programs import build_child_environment
 from edgeq_device.system.relay import escape, hide_passwords, prepare_output
 
+from edgeq.arguments import as_options
 from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError, no_threads
 from edgeq.util.device_errors import device_errors
 from edgeq.util.registry import find_plugin
@@ -73,14 +74,14 @@ def check_threads() -> None:
         RuntimeError: the system refuses to start more threads.
     """
     named = next((os.environ[name] for name in _THREADS if os.environ.get(name, "").isdecimal()), "")
-    done, started = threading.Event(), []
+    release, started = threading.Event(), []
     try:
         for _ in range(int(named or os.cpu_count() or 1) - 1):
-            thread = threading.Thread(target=done.wait)
+            thread = threading.Thread(target=release.wait)
             thread.start()
             started.append(thread)
     finally:
-        done.set()
+        release.set()
         for thread in started:
             thread.join()
 
@@ -98,7 +99,7 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
             endings.close()
             raise
     except EdgeqError as error:
-        _end(str(error), error.exit_code)
+        _end(as_options(error.text), error.exit_code)
     except click.UsageError as error:
         _end_usage(error)
     except click.ClickException as error:
@@ -115,7 +116,7 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
         lacks = _lacking(error)
         if lacks is None:
             _end_unforeseen(error, verbose=verbose)
-        _end(str(lacks), lacks.exit_code)
+        _end(as_options(lacks.text), lacks.exit_code)
     except Exception as error:
         _end_unforeseen(error, verbose=verbose)
 
@@ -161,8 +162,10 @@ def _end_usage(error: click.UsageError) -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     text = " ".join(error.format_message().split()).rstrip(".")
-    end = " " if text.endswith("?") else ". "
-    _end(text if error.ctx is None else f"{text}{end}See `{error.ctx.command_path} --help`", error.exit_code)
+    if error.ctx is not None:
+        end = " " if text.endswith("?") else ". "
+        text = f"{text}{end}See `{error.ctx.command_path} {error.ctx.help_option_names[-1]}`"
+    _end(text, error.exit_code)
 
 
 def _end(line: str, code: int) -> NoReturn:

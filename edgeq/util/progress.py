@@ -12,6 +12,7 @@ from uuid import uuid4
 import click
 from edgeq_device.system.relay import bypass_filter, escape, escape_lines
 
+from edgeq.arguments import as_arguments
 from edgeq.util.display import SILENT, Advance, Progress
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def default_progress() -> Progress:
     """Return the progress display for a Python session: one for a notebook, one for a terminal, or a silent one."""
     if (display := _notebook()) is not None:
         return NotebookProgress(display)
-    return StderrProgress() if sys.stderr is not None and sys.stderr.isatty() else SILENT
+    return StderrProgress(as_arguments) if sys.stderr is not None and sys.stderr.isatty() else SILENT
 
 
 def _notebook() -> Any | None:
@@ -56,12 +57,15 @@ class StderrProgress:
     """Show bars and notes on stderr.
 
     Args:
+        words: function that names arguments in a note for the reader; see `edgeq.arguments`.
         step: function that is called with each step of progress.
         quiet: whether to show nothing.
     """
 
-    def __init__(self, step: Callable[[], None] = lambda: None, *, quiet: bool = False) -> None:
-        self._step, self._quiet = step, quiet
+    def __init__(
+        self, words: Callable[[str], str], step: Callable[[], None] = lambda: None, *, quiet: bool = False
+    ) -> None:
+        self._words, self._step, self._quiet = words, step, quiet
         self._printed: set[str] = set()
 
     @contextmanager
@@ -105,7 +109,7 @@ class StderrProgress:
         """Print `text` on stderr, but only once, because calibration and validation data often give the same notes."""
         if not self._quiet and text not in self._printed:
             self._printed.add(text)
-            click.echo(escape(text).replace("\u202f", " "), err=True)
+            click.echo(escape(self._words(text)).replace("\u202f", " "), err=True)
 
 
 class NotebookProgress:
@@ -141,8 +145,9 @@ class NotebookProgress:
 
     def note(self, text: str) -> None:
         """Show `text`, unless it is already shown."""
-        if escape(text) not in self._notes:
-            self._notes.append(escape(text))
+        line = escape(as_arguments(text))
+        if line not in self._notes:
+            self._notes.append(line)
             self._draw()
 
     def _draw(self) -> None:

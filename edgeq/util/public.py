@@ -1,56 +1,70 @@
-"""Make a function public: show progress by default, use Python's words in messages, and shorten tracebacks."""
+"""Make a function public: show progress by default, take models from memory, accept former names of arguments, and
+shorten tracebacks.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 from edgeq.errors import EdgeqError
-from edgeq.util.display import Progress, in_python
+from edgeq.util.in_memory import on_disk
 
-_BEFORE = {"validation": "val", "first": "start"}
-"""Current name of an argument, by its former name. Functions with the current argument also accept the former name."""
+_ALSO = {"validation": "val", "first": "start", "target": "targets"}
+"""Name of an argument, by another name under which functions with this argument accept it."""
 
 
 @functools.cache
-def public(function: Callable[..., Any]) -> Callable[..., Any]:
+def public(function: Callable[..., Any], *, takes_models: bool = False) -> Callable[..., Any]:
     """Return a version of `function` for Python sessions.
 
-    The new function shows progress if `progress` is not given, and accepts the former names of its arguments. Its error
-    messages name arguments instead of options, and its tracebacks end at the caller.
+    The new function shows progress if `progress` is not given, and accepts some other names of its arguments. The
+    traceback of an error of edgeq ends at the caller.
+
+    Args:
+        takes_models: whether the new function accepts an onnx.ModelProto where `function` needs a path.
     """
-    takes = inspect.signature(function).parameters
+    signature = expanded_signature(function)
+    takes = signature.parameters
 
     @functools.wraps(function)
-    def call(*given: Any, **named: Any) -> Any:
-        for before, name in _BEFORE.items():
-            if before in named and name in takes and name not in named:
-                named[name] = named.pop(before)
-        if "progress" in takes and "progress" not in named and len(given) <= list(takes).index("progress"):
+    def call(*values: Any, **named: Any) -> Any:
+        for alias, name in _ALSO.items():
+            if alias in named and alias not in takes and name in takes and name not in named:
+                named[name] = named.pop(alias)
+        if "progress" in takes and "progress" not in named and len(values) <= list(takes).index("progress"):
             from edgeq.util.progress import default_progress
 
-            named["progress"] = _InPython(default_progress())
+            named["progress"] = default_progress()
         try:
-            return function(*given, **named)
+            with ExitStack() as stack:
+                if takes_models:
+                    values = tuple(on_disk(value, stack) for value in values)
+                    named = {name: on_disk(value, stack) for name, value in named.items()}
+                return function(*values, **named)
         except EdgeqError as error:
-            error.reword(in_python)
             raise error.with_traceback(None) from None
 
+    call.__signature__ = signature  # type: ignore[attr-defined]  # what `help` and notebooks show
     return call
 
 
-class _InPython:
-    """Show progress, and name arguments instead of options in notes."""
-
-    def __init__(self, shown: Progress) -> None:
-        self._shown = shown
-
-    def stage(self, title: str, total: int | None = None) -> Any:
-        """Open a stage; see `Progress.stage`."""
-        return self._shown.stage(title, total)
-
-    def note(self, text: str) -> None:
-        """Show one line; see `Progress.note`."""
-        self._shown.note(in_python(text))
+def expanded_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function with an argument for each key of its `**options: Unpack[...]`, so that `help`
+    lists them all. "..." stands for their defaults, which the docstring describes.
+    """
+    signature = inspect.signature(function)
+    parameters = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            parameters.append(parameter)
+            continue
+        hint = get_type_hints(function)[parameter.name]
+        keys = get_type_hints(get_args(hint)[0]) if get_origin(hint) is Unpack else {}
+        parameters += [
+            inspect.Parameter(name, parameter.KEYWORD_ONLY, default=..., annotation=kind) for name, kind in keys.items()
+        ]
+    return signature.replace(parameters=parameters)

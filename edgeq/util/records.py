@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_
 import msgspec
 import numpy as np
 
+from edgeq.arguments import as_options
 from edgeq.errors import EdgeqError
 from edgeq.util.record_problems import check_keys, explain, type_info
 
@@ -169,42 +170,53 @@ def plain(value: Any) -> Any:
     """Convert `value` to the types that JSON has: dict, list, str, int, float, bool and None.
 
     Fields keep their order, sets are sorted, and paths become text. Numbers that JSON does not have (NaN and the
-    infinities) become None.
+    infinities) become None. In sentences, arguments become the command line's options.
 
     Raises:
         TypeError: `value` contains something that is not a record.
     """
-    if value is None or isinstance(value, str | bool | int):
+    return _plain(value, as_options)
+
+
+def marked(value: Any) -> Any:
+    """Convert `value` as `plain` does, but keep the marks of arguments, for a reader who chooses the words."""
+    return _plain(value, lambda text: text)
+
+
+def _plain(value: Any, words: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return words(value)
+    if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, words) for key, item in value.items()}
     if isinstance(value, Set):
-        return sorted(plain(item) for item in value)
+        return sorted(_plain(item, words) for item in value)
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [_plain(item, words) for item in value]
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, np.integer):
         return int(value)
     if hasattr(value, "__record__"):
-        return plain(value.__record__())
+        return _plain(value.__record__(), words)
     if hasattr(value, "to_dict"):  # classes of edgeq_device have this method, because they do not use this module
         return value.to_dict()
     if dataclasses.is_dataclass(value):
-        return dict(_entries(value))
+        return dict(_entries(value, words))
     raise TypeError(f"{type(value).__qualname__} is not a record")
 
 
-def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+def _entries(value: Any, words: Callable[[str], str]) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(value):
         item, form = getattr(value, field.name), field.metadata.get("form")
         if _OMIT not in field.metadata:
             name = field.metadata.get("name") or field.name
-            yield name, plain(item if form is None or item is None else form(item))
+            yield name, _plain(item if form is None or item is None else form(item), words)
     for name in _computed(type(value)):
-        yield name, plain(getattr(value, name))
+        yield name, _plain(getattr(value, name), words)
 
 
 def _computed(kind: type) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from edgeq_device.engines.runtime import onnxruntime
 from edgeq_device.engines.serve import open_requested, parse_variant, serve
 from edgeq_device.engines.session_options import BRIEF_SPIN, session_options
 from edgeq_device.measure.bench_settings import BenchSettings
-from edgeq_device.measure.claim import FEWEST_SESSIONS, rank_until_settled
+from edgeq_device.measure.claim import FEWEST_SESSIONS, SettlingRules, rank_until_settled
 from edgeq_device.measure.latency import Bursts, WarmUp
 from edgeq_device.measure.scenarios import make_runner
 from edgeq_device.prepare.arrays import read_arrays
@@ -159,7 +159,7 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
             session = start_variant(parse_variant(description), description["threads"])
             runners[description["name"]].append(make_runner(session, feeds))
     warm_up, bursts = WarmUp(**request["warmup"]), Bursts(**request["bursts"])
-    ranking = rank_until_settled(runners, warmup=warm_up, bursts=bursts, **request["arguments"])
+    ranking = rank_until_settled(runners, SettlingRules(**request["arguments"]), warmup=warm_up, bursts=bursts)
     answer: Dict[str, Any] = {
         "order": list(ranking.order),
         "settled": ranking.settled,

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from edgeq.calibration import collect as collecting
-from edgeq.calibration.collect import FloatPass
+from edgeq.calibration.collect import Checkpoints, FloatPass, PassLimits
 from edgeq.calibration.observer import SPREAD, spread_stride
 from edgeq.calibration.plan import quantizable_tensors
 from edgeq.calibration.ranges import derive_ranges
@@ -53,7 +53,7 @@ def brute_force(path: Path, items: list[dict[str, np.ndarray]]) -> dict[str, lis
 def test_statistics_equal_brute_force_to_the_last_bit(tmp_path: Path, channels: int, threads: int) -> None:
     path = small_cnn(tmp_path / "m.onnx", channels)
     items = images(5)
-    statistics = collect(path, ListSamples(items), threads=threads)
+    statistics = collect(path, ListSamples(items), limits=PassLimits(threads=threads))
     truth = brute_force(path, items)
     assert set(statistics.tensors) == set(truth)
     assert statistics.complete
@@ -66,7 +66,7 @@ def test_statistics_equal_brute_force_to_the_last_bit(tmp_path: Path, channels: 
 
 def test_the_number_of_threads_does_not_change_a_bit(tmp_path: Path) -> None:
     path = small_cnn(tmp_path / "m.onnx")
-    one, four = (collect(path, ListSamples(images(9)), threads=n) for n in (1, 4))
+    one, four = (collect(path, ListSamples(images(9)), limits=PassLimits(threads=n)) for n in (1, 4))
     assert one == four
 
 
@@ -91,7 +91,7 @@ def test_one_thread_counts_while_the_others_run(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(FloatPass, "_arrays", fetched)
     monkeypatch.setattr(FloatPass, "_count", counted)
     path = small_cnn(tmp_path / "m.onnx")
-    statistics = collect(path, ListSamples(images(12)), threads=3)
+    statistics = collect(path, ListSamples(images(12)), limits=PassLimits(threads=3))
     assert statistics.complete
     assert not held
     assert most[0] <= 4
@@ -119,12 +119,12 @@ def test_waves_give_the_same_statistics_but_for_what_the_optimiser_fuses(tmp_pat
     path, samples = small_cnn(tmp_path / "m.onnx"), ListSamples(images(4))
     whole = collect(path, samples)
     for memory in (1, 40_000, 10**9):
-        partitions = collect(path, samples, memory=memory)
+        partitions = collect(path, samples, limits=PassLimits(memory=memory))
         assert partitions.complete
         for name, tensor in whole.tensors.items():
             assert partitions.tensors[name].count == tensor.count
             assert partitions.tensors[name].maximum == pytest.approx(tensor.maximum, rel=1e-5)
-    assert collect(path, samples, memory=10**9) == whole
+    assert collect(path, samples, limits=PassLimits(memory=10**9)) == whole
 
 
 def test_chosen_tensors_only(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_samples_large_tensors_evenly_after_enough_values(tmp_path: Path) -> Non
     path = write(tmp_path / "m.onnx", "g (float[N, C] x) => (float[N, C] y) { [neg] y = Neg(x) }")
     random = np.random.default_rng(0)
     items = [{"x": random.normal(size=(512, 300)).astype(np.float32)} for _ in range(30)]
-    spread, every = (collect(path, ListSamples(items), every_element=e) for e in (False, True))
+    spread, every = (collect(path, ListSamples(items), limits=PassLimits(every_element=e)) for e in (False, True))
     values = np.concatenate([i["x"].ravel() for i in items])
     assert every.tensors["x"].histogram == histogram_of(values)
     few = spread.tensors["x"]
@@ -245,7 +245,7 @@ def test_samples_large_tensors_evenly_after_enough_values(tmp_path: Path) -> Non
     assert few.histogram != every.tensors["x"].histogram
     # The last counted element represents a whole step, which may extend beyond the end.
     assert few.histogram.total == pytest.approx(values.size, rel=1 / SPREAD)
-    assert spread == collect(path, ListSamples(items), threads=1)
+    assert spread == collect(path, ListSamples(items), limits=PassLimits(threads=1))
     for share in (90.0, 99.0, 99.9):
         a, b = (derive_ranges(s, "percentile", options={"percentile": share})["x"] for s in (spread, every))
         assert a.high == pytest.approx(b.high, rel=0.01)
@@ -270,21 +270,29 @@ def test_after_an_interruption_the_rest_gives_the_same_statistics(
     tmp_path: Path, memory: int | None, after: int
 ) -> None:
     path, items = small_cnn(tmp_path / "m.onnx"), images(6)
-    whole = collect(path, ListSamples(items), memory=memory)
+    whole = collect(path, ListSamples(items), limits=PassLimits(memory=memory))
     kept: list[Statistics] = []
     with pytest.raises(KeyboardInterrupt):
-        collect(path, ListSamples(items, interrupt_after=after), checkpoint=kept.append, memory=memory)
+        collect(
+            path,
+            ListSamples(items, interrupt_after=after),
+            checkpoints=Checkpoints(save=kept.append),
+            limits=PassLimits(memory=memory),
+        )
     if after == 0 and memory is not None:  # the first sample, which gives the sizes, was never read
         assert not kept
         return
     assert max(after - 4, 0) <= max(t.samples for t in kept[-1].tensors.values()) <= after
     assert not kept[-1].complete
-    assert collect(path, ListSamples(items), start=kept[-1], memory=memory) == whole
+    assert (
+        collect(path, ListSamples(items), checkpoints=Checkpoints(start=kept[-1]), limits=PassLimits(memory=memory))
+        == whole
+    )
 
 
 def test_an_interruption_in_a_later_wave(tmp_path: Path) -> None:
     path, items = small_cnn(tmp_path / "m.onnx"), images(4)
-    whole = collect(path, ListSamples(items), memory=1)
+    whole = collect(path, ListSamples(items), limits=PassLimits(memory=1))
     kept: list[Statistics] = []
 
     class Interrupting(Silent):
@@ -301,29 +309,37 @@ def test_an_interruption_in_a_later_wave(tmp_path: Path) -> None:
             yield advance
 
     with pytest.raises(KeyboardInterrupt):
-        collect(path, ListSamples(items), memory=1, checkpoint=kept.append, progress=Interrupting())
+        collect(
+            path,
+            ListSamples(items),
+            limits=PassLimits(memory=1),
+            checkpoints=Checkpoints(save=kept.append),
+            progress=Interrupting(),
+        )
     assert len({t.samples for t in kept[-1].tensors.values()}) > 2
-    assert collect(path, ListSamples(items), start=kept[-1], memory=1) == whole
-    assert collect(path, ListSamples(items), start=whole) == whole
+    assert (
+        collect(path, ListSamples(items), checkpoints=Checkpoints(start=kept[-1]), limits=PassLimits(memory=1)) == whole
+    )
+    assert collect(path, ListSamples(items), checkpoints=Checkpoints(start=whole)) == whole
 
 
 def test_checkpoints_come_while_it_runs(tmp_path: Path) -> None:
     path, kept = small_cnn(tmp_path / "m.onnx"), list[Statistics]()
-    whole = collect(path, ListSamples(images(5)), checkpoint=kept.append, checkpoint_seconds=0.0)
+    whole = collect(path, ListSamples(images(5)), checkpoints=Checkpoints(save=kept.append, seconds=0.0))
     assert kept
-    assert all(collect(path, ListSamples(images(5)), start=part) == whole for part in kept)
+    assert all(collect(path, ListSamples(images(5)), checkpoints=Checkpoints(start=part)) == whole for part in kept)
 
 
 def test_an_unfinished_part_of_other_data_or_tensors_is_refused(tmp_path: Path) -> None:
     path = small_cnn(tmp_path / "m.onnx")
     part = collect(path, ListSamples(images(2)), ["x", "y"])
     with pytest.raises(CalibrationError, match="other data"):
-        collect(path, ListSamples(images(2, seed=1)), start=part)
+        collect(path, ListSamples(images(2, seed=1)), checkpoints=Checkpoints(start=part))
     with pytest.raises(CalibrationError, match="other tensors"):
-        collect(path, ListSamples(images(2)), start=part)
+        collect(path, ListSamples(images(2)), checkpoints=Checkpoints(start=part))
     other = small_cnn(tmp_path / "other.onnx", channels=16)
     with pytest.raises(CalibrationError, match="another model"):
-        collect(other, ListSamples(images(2)), start=part)
+        collect(other, ListSamples(images(2)), checkpoints=Checkpoints(start=part))
 
 
 def test_external_data(tmp_path: Path) -> None:

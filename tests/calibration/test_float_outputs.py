@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.calibration.collect import FloatOutputs, collect
+from edgeq.calibration.collect import FloatOutputs, PassLimits, collect
 from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.model.load import model_signature, read_model
@@ -40,7 +40,7 @@ def test_they_are_the_models_in_the_order_of_the_samples(model: Path) -> None:
 def test_drops_outputs_if_memory_needs_several_passes(model: Path) -> None:
     loaded, samples = read_model(model), samples_of(model)
     outputs = FloatOutputs(loaded, len(samples))
-    collect(loaded, samples, outputs=outputs, memory=4096)
+    collect(loaded, samples, outputs=outputs, limits=PassLimits(memory=4096))
     assert outputs.names
     assert outputs.all() == ()
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.calibration import instrumented
-from edgeq.calibration.collect import collect
+from edgeq.calibration.collect import Checkpoints, PassLimits, collect
 from edgeq.calibration.instrumented import FIRST_PARTIAL
 from edgeq.calibration.reduced import Bounds, reduce_large, row_length
 from edgeq.calibration.statistics import Nonfinite, Statistics
@@ -53,7 +53,7 @@ def whole(path: Path, samples: ListSamples, **options: Any) -> Statistics:
 @pytest.mark.parametrize(("channels", "threads"), [(32, 1), (32, 3), (20, 1)])
 def test_statistics_are_the_same(tmp_path: Path, used: list[bool], channels: int, threads: int) -> None:
     path, samples = small_cnn(tmp_path / "m.onnx", channels, SIZE), ListSamples(images(COUNT, SIZE))
-    assert collect(read_model(path), samples, threads=threads) == whole(path, samples)
+    assert collect(read_model(path), samples, limits=PassLimits(threads=threads)) == whole(path, samples)
     assert all(used)
     assert used or threads > 1  # other threads continue while one opens the session
 
@@ -62,7 +62,9 @@ def test_other_shapes_are_fetched(tmp_path: Path, used: list[bool]) -> None:
     path = small_cnn(tmp_path / "m.onnx", size="S")
     items = images(COUNT, SIZE)
     items[-2] = images(1, SIZE + 8)[0]
-    assert collect(read_model(path), ListSamples(items), threads=1) == whole(path, ListSamples(items))
+    assert collect(read_model(path), ListSamples(items), limits=PassLimits(threads=1)) == whole(
+        path, ListSamples(items)
+    )
     assert used == [True, True, False, True]
 
 
@@ -71,7 +73,7 @@ def test_tensors_with_channel_extrema_and_every_element_are_fetched(tmp_path: Pa
     channels = {"conv1": 1, "clip1": 1}
     assert collect(read_model(path), samples, channels=channels) == whole(path, samples, channels=channels)
     del used[:]
-    every = collect(read_model(path), samples, every_element=True)
+    every = collect(read_model(path), samples, limits=PassLimits(every_element=True))
     assert not used
     assert every != whole(path, samples)
 
@@ -80,8 +82,10 @@ def test_it_goes_on_after_an_interruption(tmp_path: Path, used: list[bool]) -> N
     path, items = small_cnn(tmp_path / "m.onnx", size=SIZE), images(COUNT, SIZE)
     kept: list[Statistics] = []
     with pytest.raises(KeyboardInterrupt):
-        collect(read_model(path), ListSamples(items, COUNT - 1), checkpoint=kept.append)
-    assert collect(read_model(path), ListSamples(items), start=kept[-1]) == whole(path, ListSamples(items))
+        collect(read_model(path), ListSamples(items, COUNT - 1), checkpoints=Checkpoints(save=kept.append))
+    assert collect(read_model(path), ListSamples(items), checkpoints=Checkpoints(start=kept[-1])) == whole(
+        path, ListSamples(items)
+    )
 
 
 def hidden(path: Path, op_type: str) -> Path:
@@ -107,7 +111,7 @@ def test_one_bad_value_in_a_large_tensor_is_found(
 ) -> None:
     path, items = hidden(tmp_path / "m.onnx", op_type), filled(2)
     items[-2]["x"][0, 3, 5, 7] = bad
-    found = collect(read_model(path), ListSamples(items), ["inner"], threads=1).tensors["inner"]
+    found = collect(read_model(path), ListSamples(items), ["inner"], limits=PassLimits(threads=1)).tensors["inner"]
     assert found.nonfinite == nonfinite
     assert found.count == COUNT * 16 * SIZE * SIZE - 1
     assert False in used
@@ -123,7 +127,7 @@ def test_a_convolution_that_overflows_is_found(tmp_path: Path, used: list[bool])
     path, items = write(tmp_path / "m.onnx", body, weights), images(COUNT, SIZE)
     items[-1]["x"][0, :2, 9, 9] = 3e38
     with pytest.raises(CalibrationError, match=f"'y' in sample sample-{COUNT - 1}: it contains NaN"):
-        collect(read_model(path), ListSamples(items), ["conv", "y"], threads=1)
+        collect(read_model(path), ListSamples(items), ["conv", "y"], limits=PassLimits(threads=1))
     assert used == [True] * (COUNT - FIRST_PARTIAL - 2) + [False]
 
 
@@ -156,7 +160,7 @@ def test_proves_which_tensors_are_finite(weight: str) -> None:
 
 def test_a_sum_that_overflows_is_no_bad_value(tmp_path: Path, used: list[bool]) -> None:
     path = hidden(tmp_path / "m.onnx", "Sqrt")
-    statistics = collect(read_model(path), ListSamples(filled(3e38)), ["conv"], threads=1)
+    statistics = collect(read_model(path), ListSamples(filled(3e38)), ["conv"], limits=PassLimits(threads=1))
     assert statistics.tensors["conv"].maximum == np.float32(3e38)
     assert not any(used)
 
@@ -175,7 +179,7 @@ def test_a_size_that_depends_on_values(tmp_path: Path, used: list[bool]) -> None
         "zero": np.float32(0),
     }
     path, samples = write(tmp_path / "m.onnx", body, weights), ListSamples(images(COUNT, SIZE))
-    assert collect(read_model(path), samples, threads=1) == whole(path, samples)
+    assert collect(read_model(path), samples, limits=PassLimits(threads=1)) == whole(path, samples)
     assert used
     assert not any(used)
 

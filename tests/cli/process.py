@@ -53,6 +53,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     process = start(*arguments, cwd=cwd, prefix=prefix, env=env)
     out, err = process.communicate(timeout=300)
+    assert "⟨" not in out + err, "a mark of edgeq.arguments is printed instead of an option"
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from edgeq.cli import COMMANDS, FILES, GROUPS, SHOWN, group
-from edgeq.cli._common import next_line
+from edgeq.cli._next import next_line
 from edgeq.hardware.target import load_targets
 from tests.graphs import proto
 
@@ -74,7 +74,8 @@ def test_many_options_are_shown_by_topic() -> None:
     ("line", "meant"),
     [
         ("quantise model.onnx", "Did you mean quantize?"),
-        ("evaluate m.onnx", "Did you mean"),
+        ("evaluat m.onnx", "Did you mean"),
+        ("evaluate m.onnx", "Missing option '--data'"),
         ("bech m.onnx", "Did you mean bench?"),
         ("quantize m.onnx --taget x", "--target"),
         ("frobnicate", "See `edgeq --help`"),

@@ -15,7 +15,7 @@ from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.latency import WarmUp
 
 from edgeq.cli import COMMANDS, group
-from edgeq.cli._common import NEXT, next_line
+from edgeq.cli._next import NEXT, next_line
 from edgeq.errors import GoalNotMetError
 from edgeq.jobs import demo
 from tests.bundle.oci.registry import in_process

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from edgeq import demo
 from edgeq.cli import COMMANDS, group
-from edgeq.cli._recipe import read
+from edgeq.cli._recipe import read_recipe
 
 NAME = 'a "b" \\ \x7f é\U0001f642'
 
@@ -63,7 +63,7 @@ def test_every_command_prints_a_recipe_that_says_the_same(
         assert printed.exit_code == 0, printed.output
         place = tmp_path / "recipe.toml"
         place.write_text(printed.stdout, "utf-8")
-        (step,) = read(place, group)
+        (step,) = read_recipe(place, group)
         wanted = command.make_context("x", [*options, "--", *positional]).params
         assert step.context.params == wanted
 
@@ -142,7 +142,7 @@ def test_the_recipe_in_the_documentation_is_one(tmp_path: Path) -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
     place = tmp_path / "recipe.toml"
     place.write_text(page.read_text("utf-8").partition("```toml\n")[2].partition("```")[0], "utf-8")
-    quantized, packaged, compared = read(place, group)
+    quantized, packaged, compared = read_recipe(place, group)
     assert quantized.arguments[0] == "quantize"
     assert packaged.context.params["targets"] == ("raspberry-pi-5", "haswell")
     assert compared.context.params["data"] == "val/"

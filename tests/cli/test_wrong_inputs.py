@@ -186,7 +186,7 @@ def test_the_data_of_a_static_scheme_are_not_optional(workspace: Workspace) -> N
         USAGE, "quantize", "net.onnx", *QUICK, says="no samples to prove the result on. Give --data or --val"
     )
     options = ("--val", "x.npz")
-    workspace.refused(USAGE, "quantize", "net.onnx", *QUICK, *options, says="Give --data or --calibration")
+    workspace.refused(USAGE, "quantize", "net.onnx", *QUICK, *options, says="Give --data or --statistics")
 
 
 @pytest.mark.parametrize("command", ["quantize", "package"])

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import comb
 from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.measure.claim import compute_ratio, rank_until_settled
+from edgeq_device.measure.claim import SettlingRules, compute_ratio, rank_until_settled
 from edgeq_device.measure.latency import Burst, Bursts, Distribution
 
 ONE = Bursts(length_s=0.0, lead_in_s=0.0)
@@ -74,14 +75,14 @@ def test_clear_differences_settle_soon(clock: Any) -> None:
 
 def test_a_small_difference_in_noise_takes_longer_but_settles(clock: Any) -> None:
     runners = {"a": clock.runner(noisy(1, 0.0105, 0.1)), "b": clock.runner(noisy(2, 0.010, 0.1))}
-    ranking = rank_until_settled(runners, bursts=ONE, clock=clock, max_rounds=2000)
+    ranking = rank_until_settled(runners, bursts=ONE, clock=clock, rules=SettlingRules(max_rounds=2000))
     assert (ranking.order, ranking.settled) == (("b", "a"), True)
     assert ranking.rounds > 20
 
 
 def test_equally_fast_runners_settle_as_a_tie(clock: Any) -> None:
     runners = {"a": clock.runner(noisy(1, 0.01, 0.01)), "b": clock.runner(noisy(2, 0.01, 0.01))}
-    ranking = rank_until_settled(runners, bursts=ONE, clock=clock, tie=0.01)
+    ranking = rank_until_settled(runners, bursts=ONE, clock=clock, rules=SettlingRules(tie=0.01))
     assert ranking.settled
     assert {frozenset(t) for t in ranking.ties} == {frozenset("ab")}
 
@@ -91,7 +92,7 @@ def test_a_winner_within_the_tolerance_is_enough(clock: Any) -> None:
     difference of about the tolerance.
     """
     runners = {"a": clock.runner(noisy(1, 0.0101, 0.05)), "b": clock.runner(noisy(2, 0.0100, 0.05))}
-    ranking = rank_until_settled(runners, bursts=ONE, clock=clock, tie=0.01, max_rounds=2000)
+    ranking = rank_until_settled(runners, bursts=ONE, clock=clock, rules=SettlingRules(tie=0.01, max_rounds=2000))
     assert (ranking.order, ranking.settled) == (("b", "a"), True)
     assert ranking.rounds <= 600
 
@@ -101,23 +102,23 @@ def test_an_order_within_the_tolerance_costs_no_more_than_it(clock: Any) -> None
     wrong = 0
     for seed in range(100):
         runners = {"a": clock.runner(noisy(seed, 0.0102, 0.1)), "b": clock.runner(noisy(1000 + seed, 0.01, 0.1))}
-        ranking = rank_until_settled(runners, bursts=ONE, clock=clock, tie=0.01, max_rounds=400)
+        ranking = rank_until_settled(runners, bursts=ONE, clock=clock, rules=SettlingRules(tie=0.01, max_rounds=400))
         wrong += ranking.settled and ranking.order[0] == "a"
     assert wrong <= 5
 
 
 def test_after_enough_rounds_the_estimate_makes_a_tie(clock: Any) -> None:
     """After `enough` rounds, an estimate within 3 % makes a tie, although the rounds scatter too much to bound the
-    ratio so closely. The ratio to `keep` must still be bounded.
+    compute_ratio so closely. The compute_ratio to `keep` must still be bounded.
     """
     runners = {"a": clock.runner(noisy(2, 0.01, 0.1)), "b": clock.runner(noisy(3, 0.01, 0.1))}
-    rules = {"top": 1, "tie": 0.03, "bursts": ONE, "clock": clock, "min_rounds": 12}
-    ranking = rank_until_settled(runners, enough=24, **rules)
+    rules, how = SettlingRules(top=1, tie=0.03, min_rounds=12), {"bursts": ONE, "clock": clock}
+    ranking = rank_until_settled(runners, replace(rules, enough=24), **how)
     assert ranking.settled
     assert 24 <= ranking.rounds <= 40
     assert {frozenset(tie) for tie in ranking.ties} == {frozenset("ab")}
-    assert rank_until_settled(runners, **rules).rounds > 60
-    assert rank_until_settled(runners, enough=24, keep="a", **rules).rounds > 60
+    assert rank_until_settled(runners, rules, **how).rounds > 60
+    assert rank_until_settled(runners, replace(rules, enough=24, keep="a"), **how).rounds > 60
 
 
 def test_a_far_slower_runner_is_dropped_in_few_rounds(clock: Any) -> None:
@@ -127,7 +128,7 @@ def test_a_far_slower_runner_is_dropped_in_few_rounds(clock: Any) -> None:
     log: list[str] = []
     near = {f"near {n}": clock.runner(noisy(n, 0.01, 0.05), log, f"near {n}") for n in range(8)}
     runners = {**near, "far": clock.runner(noisy(9, 0.02, 0.05), log, "far")}
-    rank_until_settled(runners, top=1, bursts=ONE, clock=clock, tie=0.0, max_rounds=30)
+    rank_until_settled(runners, rules=SettlingRules(top=1, tie=0.0, max_rounds=30), bursts=ONE, clock=clock)
     assert log.count("far") == 6
     assert log.count("near 0") == 30
 
@@ -137,16 +138,16 @@ def test_equal_runners_in_noise_are_seldom_ordered(clock: Any) -> None:
     wrong = 0
     for seed in range(100):
         runners = {"a": clock.runner(noisy(seed, 0.01, 0.2)), "b": clock.runner(noisy(1000 + seed, 0.01, 0.2))}
-        ranking = rank_until_settled(runners, bursts=ONE, clock=clock, tie=0.0, max_rounds=100)
+        ranking = rank_until_settled(runners, bursts=ONE, clock=clock, rules=SettlingRules(tie=0.0, max_rounds=100))
         wrong += ranking.settled
     assert wrong <= 5
 
 
 def test_giving_up_is_reported(clock: Any) -> None:
     runners = {"a": clock.runner(noisy(1, 0.01, 0.5)), "b": clock.runner(noisy(2, 0.01, 0.5))}
-    by_rounds = rank_until_settled(runners, bursts=ONE, clock=clock, tie=0.0, max_rounds=9)
+    by_rounds = rank_until_settled(runners, bursts=ONE, clock=clock, rules=SettlingRules(tie=0.0, max_rounds=9))
     assert (by_rounds.settled, by_rounds.rounds) == (False, 9)
-    by_time = rank_until_settled(runners, bursts=ONE, clock=clock, tie=0.0, max_duration_s=0.3)
+    by_time = rank_until_settled(runners, bursts=ONE, clock=clock, rules=SettlingRules(tie=0.0, max_duration_s=0.3))
     assert not by_time.settled
     assert by_time.rounds < 60
 
@@ -158,7 +159,9 @@ def test_the_clearly_slower_are_dropped_when_only_the_top_counts(clock: Any) -> 
         "near": clock.runner(noisy(2, 0.0102, 0.05), log, "near"),
         "far": clock.runner(noisy(3, 0.0500, 0.05), log, "far"),
     }
-    ranking = rank_until_settled(runners, top=1, bursts=ONE, clock=clock, tie=0.001, max_rounds=1000)
+    ranking = rank_until_settled(
+        runners, rules=SettlingRules(top=1, tie=0.001, max_rounds=1000), bursts=ONE, clock=clock
+    )
     assert ranking.settled
     assert ranking.order == ("best", "near", "far")
     assert log.count("far") < log.count("near") == log.count("best") == ranking.rounds
@@ -185,7 +188,7 @@ def test_a_settled_order_waits_for_an_undisturbed_run_in_each_session(keep: str,
         "float": [Disturbed(0, 0.02) for _ in range(6)],
         "int8": [Disturbed(4 if session == 5 else 0, 0.01) for session in range(6)],
     }
-    ranking = rank_until_settled(runners, keep=keep, min_rounds=12, bursts=ONE)
+    ranking = rank_until_settled(runners, rules=SettlingRules(keep=keep, min_rounds=12), bursts=ONE)
     assert ranking.settled
     # The sixth session's fifth turn is round 30.
     assert rounds <= ranking.rounds < rounds + rounds / 4
@@ -199,7 +202,7 @@ def test_a_race_ends_when_only_the_one_that_the_others_are_compared_with_is_left
         "float": [Disturbed(0, 0.01) for _ in range(6)],
         "slow": [Disturbed(1000 if session == 5 else 0, 0.02) for session in range(6)],
     }
-    ranking = rank_until_settled(runners, top=1, keep="float", min_rounds=12, bursts=ONE)
+    ranking = rank_until_settled(runners, rules=SettlingRules(top=1, keep="float", min_rounds=12), bursts=ONE)
     assert (ranking.order, ranking.settled) == (("float", "slow"), True)
     assert ranking.rounds < 50
 
@@ -218,7 +221,11 @@ def test_the_same_seed_gives_the_same_run(clock: Any) -> None:
     def log_of(seed: int) -> list[str]:
         log: list[str] = []
         rank_until_settled(
-            {n: clock.runner([0.01], log, n) for n in "abc"}, seed=seed, bursts=ONE, clock=clock, max_rounds=8
+            {n: clock.runner([0.01], log, n) for n in "abc"},
+            seed=seed,
+            bursts=ONE,
+            clock=clock,
+            rules=SettlingRules(max_rounds=8),
         )
         return log
 

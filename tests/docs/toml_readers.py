@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.cli import group
-from edgeq.cli._recipe import read as _recipe_steps
+from edgeq.cli._recipe import read_recipe as _recipe_steps
 from edgeq.data.preprocess import parse_spec
 from edgeq.errors import EdgeqError
 from edgeq.hardware import profile as document

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from edgeq.cli._arguments import parse_bytes
 from edgeq.cli.calibrate import calibrate_command
 from edgeq.errors import CalibrationError, DataError, OutputError, UsageError
-from edgeq.jobs.calibrate import calibrate, merge_to, parse_bytes
+from edgeq.jobs.calibrate import calibrate, merge_to
 from edgeq.model.prepare import prepare_model
 from tests.calibration.models import images, small_cnn, write
 

@@ -6,9 +6,11 @@ from typing import Any
 import click
 import pytest
 
+from edgeq import demo
+from edgeq.cli._arguments import build_arguments
 from edgeq.cli._options import build_options
 from edgeq.errors import UsageError
-from edgeq.prove.job import build_arguments
+from edgeq.prove.request import Request
 
 
 def options(*arguments: str) -> dict[str, Any]:
@@ -108,14 +110,15 @@ def test_options_override_the_profile(line: tuple[str, ...], overrides: dict[str
     [("0.01", 0.01), ("1%", 0.01), ("1pt", 0.01), (" 2.5 % ", 0.025), ("0", 0.0), ("100%", 1.0)],
 )
 def test_shares(text: str, share: float) -> None:
-    assert arguments("--max-drop", text)["max_drop"] == pytest.approx(share)
-    assert arguments("--require-coverage", text)["require_coverage"] == pytest.approx(share)
+    request = Request.of(demo.MODEL, **arguments("--max-drop", text, "--require-coverage", text))
+    assert request.max_drop == pytest.approx(share)
+    assert request.require_coverage == pytest.approx(share)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1%", "1.01", "101%", "nan", "inf", "1%%", "1 percent"])
 def test_refuses_malformed_shares(text: str) -> None:
     with pytest.raises(UsageError, match="--max-drop"):
-        arguments("--max-drop", text)
+        Request.of(demo.MODEL, **arguments("--max-drop", text))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from pathlib import Path
 import onnx
 import pytest
 
+from edgeq.cli._arguments import parse_sizes
 from edgeq.errors import ModelError, UsageError
 from edgeq.model.prepare import prepare_model
-from edgeq.model.sizes import fix_sizes, free_sizes, parse_sizes, require_fixed_sizes
+from edgeq.model.sizes import fix_sizes, free_sizes, require_fixed_sizes
 from tests.graphs import model, proto
 
 FREE = """g (float[N,3,H] x, float[?,2] z, float[4] w) => (float[N,3,H] y, float[?,2] v) <float[4] w = {1,2,3,4}> {

@@ -16,7 +16,7 @@ from edgeq.data.open_source import Data
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
-from edgeq.jobs.bundles import bundle_variants
+from edgeq.jobs.bundles import BundleContents, bundle_variants
 from edgeq.jobs.package import package
 from edgeq.prove.builds import Builds
 from edgeq.prove.engine_choices import exists_for
@@ -73,7 +73,9 @@ def test_an_unquantized_model_can_stand_beside_its_fallback(place: Path, monkeyp
     float_artifact = dataclasses.replace(better.built.artifact, model=job.prepared.path)
     better = dataclasses.replace(better, built=dataclasses.replace(built, artifact=float_artifact, ranges={}))
     variants = with_fallback("cpu-any", fallback, [better])
-    bundle_variants(job, variants, BUNDLE, workdir=place / "work", command="x", with_float=True)
+    bundle_variants(
+        job, variants, BUNDLE, workdir=place / "work", command="x", contents=BundleContents(with_float=True)
+    )
     with open_checked(BUNDLE) as bundle:
         assert [v.name for v in bundle.components["model"]] == ["cpu-any", "cpu-any-fake"]
 

@@ -15,7 +15,7 @@ from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.jobs.calibrate import calibrate
 from edgeq.model.prepare import prepare_model
-from edgeq.prove import job as job_module
+from edgeq.prove import prepare as prepare_module
 from edgeq.prove.job import build
 from edgeq.scheme import Scheme
 from tests.backends.build import mixed, random
@@ -81,14 +81,14 @@ def test_given_statistics_show_hazards_too(tmp_path: Path) -> None:
 
 
 def test_nothing_static_means_no_pass(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_module, "collect", no_pass)
+    monkeypatch.setattr(prepare_module, "collect", no_pass)
     job = open_job(NET, None, VAL, place / "work", static=False)
     assert (job.calibration, job.statistics) == (None, None)
 
 
 def test_statistics_instead_of_a_pass(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     collected = calibrate(NET, "calib.npz", place / "stats")
-    monkeypatch.setattr(job_module, "collect", no_pass)
+    monkeypatch.setattr(prepare_module, "collect", no_pass)
     job = open_job(NET, None, VAL, place / "work", statistics=place / "stats")
     assert job.statistics == collected
     assert job.held_out
@@ -114,7 +114,7 @@ def test_unfinished_statistics_are_refused(place: Path) -> None:
     [
         (None, None, True, "Give --data or --val"),
         (None, None, False, "Give --data or --val"),
-        (None, VAL, True, "Give --data or --calibration"),
+        (None, VAL, True, "Give --data or --statistics"),
     ],
 )
 def test_samples_that_are_missing(
@@ -126,7 +126,7 @@ def test_samples_that_are_missing(
 
 
 def test_excluded_names_are_looked_up_before_the_pass(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_module, "collect", no_pass)
+    monkeypatch.setattr(prepare_module, "collect", no_pass)
     with pytest.raises(UsageError, match="no node is named 'lost'"):
         open_job(NET, CALIB, None, place / "work", exclude=("last", "lost"))
 
@@ -168,8 +168,8 @@ def test_ranges_follow_the_scheme_without_another_pass(place: Path, method: str,
 
 def test_one_preparation_serves_every_target(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = open_job(NET, CALIB, None, place / "work")
-    monkeypatch.setattr(job_module, "collect", no_pass)
-    monkeypatch.setattr("edgeq.prove.job.prepare_model", no_pass)
+    monkeypatch.setattr(prepare_module, "collect", no_pass)
+    monkeypatch.setattr("edgeq.prove.prepare.prepare_model", no_pass)
     for name in ("haswell", "cascade-lake", "raspberry-pi-5"):
         target = resolve(name)
         built = build(job, target, target.profile.scheme, place / f"{name}.onnx")

@@ -14,7 +14,7 @@ from edgeq.backends.base import Alternative, Artifact
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import resolve
 from edgeq.prove.opening import Opening, open_stand_in
-from edgeq.prove.proof import Proof, prove
+from edgeq.prove.proof import Proof, ProofSamples, prove
 from edgeq.util.records import plain
 from tests.backends.tensorrt.nets import Bench, bench, chain
 
@@ -46,7 +46,7 @@ def with_plain_biases(artifact: Artifact, place: Path) -> Artifact:
 
 def proven(net: Bench, artifact: Artifact) -> Proof:
     assert artifact.coverage is not None
-    return prove(net.prepared, artifact, net.samples, artifact.coverage, held_out=True)
+    return prove(net.prepared, artifact, ProofSamples(net.samples, held_out=True), artifact.coverage)
 
 
 def test_a_file_that_opens_as_it_is_written_has_the_simulations_figures(net: Bench, built: Artifact) -> None:

@@ -23,7 +23,7 @@ from edgeq.measure.baseline import BaselineMargin
 from edgeq.measure.coverage import Basis, Coverage, FloatNode, measure_coverage
 from edgeq.measure.task import make_task
 from edgeq.prove.opening import Opening
-from edgeq.prove.proof import FLOAT, INT8, Proof, Repair, RepairStep, SpeedComparison, prove
+from edgeq.prove.proof import FLOAT, INT8, Proof, ProofSamples, Repair, RepairStep, SpeedComparison, prove
 from edgeq.util.records import plain
 from tests.backends.build import Bench, bench, residual
 
@@ -245,7 +245,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 def proven(net: Bench, artifact: Artifact, **options: Any) -> Proof:
     feed, source = next(iter(net.samples)).inputs, net.prepared.model
     coverage = measure_coverage(artifact.model, artifact.settings(), feed, source, lambda name, op_type: "because")
-    return prove(net.prepared, artifact, net.samples, coverage, held_out=True, **options)
+    return prove(net.prepared, artifact, ProofSamples(net.samples, held_out=True), coverage, **options)
 
 
 def test_a_proof_of_a_real_artifact(net: Bench) -> None:

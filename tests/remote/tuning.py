@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from edgeq_device.bundle.package import open_bundle
-from edgeq_device.measure.claim import RaceRules, SpeedRanking, rank_until_settled
+from edgeq_device.measure.claim import RaceRules, SettlingRules, SpeedRanking, rank_until_settled
 from edgeq_device.measure.latency import Bursts, WarmUp
 
 import edgeq
@@ -44,7 +44,9 @@ def steady_boards() -> Iterator[None]:
 
     def steady(session: Any, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> SpeedRanking:
         names = real(session, answer, arrays).distributions
-        return rank_until_settled({n: SteadyRunner(n, lambda: None) for n in names}, keep=next(iter(names)))
+        return rank_until_settled(
+            {n: SteadyRunner(n, lambda: None) for n in names}, rules=SettlingRules(keep=next(iter(names)))
+        )
 
     def short(
         clock: BoardClock, models: Any, feed: Any, rules: RaceRules, on_round: Callable[[], None]
@@ -56,7 +58,7 @@ def steady_boards() -> Iterator[None]:
         patch.setattr(clocks, "_parse_ranking", steady)
         patch.setattr(BoardClock, "race", short)
         patch.setattr("edgeq.tuning.race.RACE_S", 0.6)
-        patch.setattr("edgeq.jobs.tune.kernel_candidates", lambda *given, **named: every(*given, **named)[:2])
+        patch.setattr("edgeq.jobs.candidates.kernel_candidates", lambda *given, **named: every(*given, **named)[:2])
         patch.setattr("edgeq.tuning.build.method_candidates", lambda kernel, profile: ())
         yield
 

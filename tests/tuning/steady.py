@@ -37,9 +37,9 @@ class SteadyRunner:
 def steady_timings() -> Iterator[None]:
     """Run `edgeq tune` as on an undisturbed machine, even if other tests keep this one busy."""
 
-    def steady(runners: Mapping[str, Any], **options: Any) -> Any:
+    def steady(runners: Mapping[str, Any], *rules: Any, **options: Any) -> Any:
         made = {name: [SteadyRunner(name, run) for run in several] for name, several in runners.items()}
-        return rank_until_settled(made, **options)
+        return rank_until_settled(made, *rules, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clocks, "rank_until_settled", steady)

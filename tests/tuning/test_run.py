@@ -19,8 +19,10 @@ from edgeq.data.open_source import Data
 from edgeq.errors import GoalNotMetError, HardwareError, OutputError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
-from edgeq.jobs.tune import Tuned, plan
+from edgeq.jobs.candidates import plan
+from edgeq.jobs.tune import Tuned
 from edgeq.measure.task import make_task
+from edgeq.prove.request import Request
 from edgeq.reporting.bundle import report_bundle
 from edgeq.reporting.page import DIGITS
 from edgeq.tuning.goal import Goal
@@ -174,7 +176,7 @@ def test_a_target_that_neither_runs_nor_is_simulated_here_is_refused() -> None:
     machine = detect_machine()
     elsewhere = next(name for name in ("raspberry-pi-5", "generic-x86-64") if resolve(name).profile.missing(machine))
     with pytest.raises(HardwareError, match="does not run here"):
-        plan(demo.MODEL, Data(demo.CALIBRATION), target=elsewhere)
+        plan(Request.of(demo.MODEL, Data(demo.CALIBRATION), targets=elsewhere))
 
 
 def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_all_models_of_a_race_have_the_same_number_of_sessions_and_enough_for_a_
     monkeypatch.setattr(
         clocks,
         "rank_until_settled",
-        lambda runners, **how: raced.update({name: len(sessions) for name, sessions in runners.items()}),
+        lambda runners, rules, **how: raced.update({name: len(sessions) for name, sessions in runners.items()}),
     )
     pool.sessions(model(tmp_path), ALL, 5)
     models = {"a": (model(tmp_path), ALL), "b": (model(tmp_path, "b.onnx"), ALL)}

@@ -18,8 +18,10 @@ from edgeq import demo
 from edgeq.cli import group
 from edgeq.data.open_source import Data
 from edgeq.errors import GoalNotMetError, OutputError
-from edgeq.jobs.tune import Tuned, plan
+from edgeq.jobs.candidates import plan
+from edgeq.jobs.tune import Tuned
 from edgeq.measure.task import TaskOptions, make_task
+from edgeq.prove.request import Request
 from edgeq.tuning.goal import Goal
 from edgeq.util.records import plain
 from tests.tuning.fakes import Interrupting
@@ -122,7 +124,7 @@ def test_without_its_simulator_it_says_what_was_not_run(tmp_path: Path, monkeypa
 
 
 def test_the_plan_names_methods_and_neither_threads_nor_recoveries(tmp_path: Path) -> None:
-    steps = plan(demo.MODEL, Data(demo.CALIBRATION), target="nvidia-t4")
+    steps = plan(Request.of(demo.MODEL, Data(demo.CALIBRATION), targets="nvidia-t4"))
     assert len(steps.candidates) == 1
     assert any("minmax" in name for name in steps.methods)
     assert steps.threads == steps.recoveries == ()

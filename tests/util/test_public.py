@@ -12,23 +12,8 @@ import pytest
 
 import edgeq
 from edgeq import demo
-from edgeq.util.display import in_python
 
 EIGHT = edgeq.Data(demo.VALIDATION, count=8)
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("Give --task, and samples as --data", "Give `task`, and samples as `data`"),
-        ("Pass --force to replace it", "Pass `force=True` to replace it"),
-        ("--no-timing was given", "`timed=False` was given"),
-        ("type `edgeq debug M --data DATA`, or --max-drop", "type `edgeq debug M --data DATA`, or `max_drop`"),
-        ("a--b and - -- --- are not options", "a--b and - -- --- are not options"),
-    ],
-)
-def test_options_are_named_as_arguments(text: str, shown: str) -> None:
-    assert in_python(text) == shown
 
 
 def test_an_error_is_one_line_in_a_notebook_and_short_elsewhere(tmp_path: Path) -> None:

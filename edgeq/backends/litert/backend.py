@@ -182,9 +182,9 @@ class LitertBackend(TargetBackend):
         try:
             yield DoctorCheck("vela", "ok", f"{ethosu.version()}, which compiles for Ethos-U")
         except RuntimeUnavailableError as error:
-            yield DoctorCheck("vela", "absent", str(error))
+            yield DoctorCheck("vela", "absent", error.text)
         except EngineError as error:
-            yield DoctorCheck("vela", "failed", str(error))
+            yield DoctorCheck("vela", "failed", error.text)
 
     def write_file(self, model: Path, destination: Path) -> None:
         """Write the .tflite file of a model with Q/DQ pairs. See `Backend.write_file`."""

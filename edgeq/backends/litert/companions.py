@@ -57,7 +57,7 @@ def with_sources(
         )
     # The .tflite file is complete without sources, so a missing tool must not cost the user the whole bundle.
     except (RuntimeUnavailableError, EngineError) as error:
-        notes = (*notes, f"no sources for TFLite Micro: {error}")
+        notes = (*notes, f"no sources for TFLite Micro: {error.text}")
     return replace(artifact, files={**artifact.files, **files}, notes=notes)
 
 
@@ -78,6 +78,6 @@ def with_estimate(artifact: Artifact, engine: Engine, device: Mapping[str, Any],
         file = EngineFiles(folder).convert_once(artifact.model, engine)
         estimate = ethosu.compile_for(file, options, folder / _COMPILED.name, device.get("memories", {}))
     except (RuntimeUnavailableError, EngineError) as error:
-        return replace(artifact, notes=(*artifact.notes, f"not compiled for the NPU: {error}"))
+        return replace(artifact, notes=(*artifact.notes, f"not compiled for the NPU: {error.text}"))
     details = {**artifact.details, ESTIMATE: estimate}
     return replace(artifact, details=details, notes=(*artifact.notes, *estimate.notes()))

@@ -41,7 +41,7 @@ def refusals(model: ir.Model, source: Path, engine: str) -> dict[str, str]:
         # A float model has no Q/DQ, so every node is lowered in its float form: what fails here fails in every scheme.
         refused, operators = Lowering(prepare_graph(model, source), HANDLERS).refusals()
     except ModelError as error:
-        return {"": str(error).removeprefix(f"{source}: ")}
+        return {"": error.text.removeprefix(f"{source}: ")}
     for operator in operators:
         if engine in dialect()[operator.kind].lacking:
             refused.setdefault(operator.node, f"becomes {operator.kind}, for which {engine} has no kernel")

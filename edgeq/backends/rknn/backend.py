@@ -225,7 +225,7 @@ class RknnBackend(TargetBackend):
         try:
             yield DoctorCheck(f"toolkit {self.name}", "ok", f"{toolkit().needs}: {find_python(toolkit())}")
         except RuntimeUnavailableError as error:
-            yield DoctorCheck(f"toolkit {self.name}", "absent", str(error))
+            yield DoctorCheck(f"toolkit {self.name}", "absent", error.text)
 
     @property
     def _chip(self) -> Chip:

@@ -149,7 +149,7 @@ class TensorrtBackend(Backend):
                 _, source = options.known_options(options.TENSORRT)
                 yield DoctorCheck(f"provider options ({name})", "ok", f"all listed in {source}")
             except EdgeqError as error:
-                yield DoctorCheck(f"provider options ({name})", "failed", str(error))
+                yield DoctorCheck(f"provider options ({name})", "failed", error.text)
 
     def _explicit(
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path, place: Path

@@ -68,7 +68,7 @@ class Detection(Displayed):
         # A threshold outside this range would keep everything or nothing.
         for option, value in (("confidence", self.confidence), ("iou", self.iou)):
             if not 0 <= value <= 1:
-                raise UsageError(f"--{option} is {value}", "Give a number from 0 to 1")
+                raise UsageError(f"⟨{option}⟩ is {value}", "Give a number from 0 to 1")
 
     def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Detection, str]:
         """Return the task with the decoder that fits the first sample's outputs, with the unit of its boxes, and a text

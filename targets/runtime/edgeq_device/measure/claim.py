@@ -198,7 +198,7 @@ class RaceRules:
     Attributes:
         sessions: number of sessions of each model.
         warmup, bursts: arguments of `rank_until_settled`.
-        arguments: other arguments of `rank_until_settled`, by name.
+        arguments: fields of `SettlingRules`, by name.
     """
 
     sessions: int
@@ -207,34 +207,13 @@ class RaceRules:
     arguments: Mapping[str, Any]
 
 
-def rank_until_settled(
-    runners: Mapping[str, Runners],
-    *,
-    confidence: float = 0.95,
-    tie: float = 0.01,
-    top: Optional[int] = None,
-    keep: str = "",
-    enough: Optional[int] = None,
-    min_rounds: int = 6,
-    max_rounds: int = 400,
-    max_duration_s: float = 60.0,
-    warmup: Optional[WarmUp] = None,
-    bursts: Optional[Bursts] = None,
-    seed: int = 0,
-    clock: Clock = time.perf_counter,
-    on_round: Callable[[], None] = lambda: None,
-) -> SpeedRanking:
-    """Measure in interleaved rounds until the order of the runners is statistically settled.
+@dataclass(frozen=True)
+class SettlingRules:
+    """Set when the order of runners counts as settled, and when a measurement gives up.
 
-    Two neighbours are settled when the confidence interval of their ratio shows that the first takes at most 1 + `tie`
-    times as long as the second. Choosing the first then costs at most this tolerance, even if the second is faster.
-
-    At intervals, the function checks whether the order is settled. Repeated checks of many pairs would find differences
-    that do not exist. Therefore the error allowance 1 - `confidence` is divided by the number of pairs. Check number i
-    then gets the share 1 / (i (i + 1)) of the result, and these shares sum to 1. After each check, the number of rounds
-    grows by a quarter before the next.
-
-    Args:
+    Attributes:
+        confidence: probability with which all settled places are right.
+        tie: tolerance. Choosing a runner that is slower by at most this share costs nothing that matters.
         top: number of the fastest runners that are of interest (None: all). A runner that is certain to be slower than
             all of them is dropped from further rounds.
         keep: name of a runner that is never dropped, because the others are compared with it. If each runner has at
@@ -243,8 +222,46 @@ def rank_until_settled(
         enough: number of undisturbed rounds after which two neighbours count as a tie if the estimate of their ratio is
             within the tolerance, however wide its interval is. A narrower interval would take many times as long, and
             gain less than the tolerance. The rule does not apply to `keep`. None: the rule never applies.
+        min_rounds: number of rounds before the first check.
         max_rounds, max_duration_s: limits after which the measurement stops, with `settled` False. It also stops if the
             machine is too busy for a claim within these limits (`is_out_of_reach`).
+    """
+
+    confidence: float = 0.95
+    tie: float = 0.01
+    top: Optional[int] = None
+    keep: str = ""
+    enough: Optional[int] = None
+    min_rounds: int = 6
+    max_rounds: int = 400
+    max_duration_s: float = 60.0
+
+
+USUAL_RULES = SettlingRules()
+
+
+def rank_until_settled(
+    runners: Mapping[str, Runners],
+    rules: SettlingRules = USUAL_RULES,
+    *,
+    warmup: Optional[WarmUp] = None,
+    bursts: Optional[Bursts] = None,
+    seed: int = 0,
+    clock: Clock = time.perf_counter,
+    on_round: Callable[[], None] = lambda: None,
+) -> SpeedRanking:
+    """Measure in interleaved rounds until the order of the runners is statistically settled.
+
+    Two neighbours are settled when the confidence interval of their ratio shows that the first takes at most 1 +
+    `rules.tie` times as long as the second. Choosing the first then costs at most this tolerance, even if the second is
+    faster.
+
+    At intervals, the function checks whether the order is settled. Repeated checks of many pairs would find differences
+    that do not exist. Therefore the error allowance 1 - `rules.confidence` is divided by the number of pairs. Check
+    number i then gets the share 1 / (i (i + 1)) of the result, and these shares sum to 1. After each check, the number
+    of rounds grows by a quarter before the next.
+
+    Args:
         warmup: settings of the warm-up; None if the caller has warmed up the runners.
         on_round: function that is called after each round.
     """
@@ -253,8 +270,9 @@ def rank_until_settled(
     start = clock()
     warm_up_all(runners.values(), warmup, clock)
     active = list(runners)
-    places = len(runners) if top is None else max(1, min(top, len(runners)))
-    allowance = (1 - confidence) / max(1, math.comb(len(runners), 2))
+    places = len(runners) if rules.top is None else max(1, min(rules.top, len(runners)))
+    tie, keep, enough = rules.tie, rules.keep, rules.enough
+    allowance = (1 - rules.confidence) / max(1, math.comb(len(runners), 2))
     random_order = random.Random(seed)
 
     def harmless(winner: str, rival: str, between: Ratio) -> bool:
@@ -267,7 +285,7 @@ def rank_until_settled(
             return False
         return 1 / (1 + tie) <= between.estimate <= 1 + tie
 
-    rounds, looks, next_look, undisturbed = 0, 0, min_rounds, 0.0
+    rounds, looks, next_look, undisturbed = 0, 0, rules.min_rounds, 0.0
     reference = keep if keep in runners else next(iter(runners))
     with MachineWatch(clock) as watch:
         recorders = {name: Recorder(run, bursts or Bursts(0.05, 0.01), watch) for name, run in runners.items()}
@@ -281,8 +299,8 @@ def rank_until_settled(
             if quiet.get(reference, True):
                 undisturbed += sum(quiet.values()) / len(quiet)
             spent = clock() - start
-            hopeless = is_out_of_reach(undisturbed, spent, max_duration_s - spent)
-            out_of_time = rounds >= max_rounds or spent >= max_duration_s or hopeless
+            hopeless = is_out_of_reach(undisturbed, spent, rules.max_duration_s - spent)
+            out_of_time = rounds >= rules.max_rounds or spent >= rules.max_duration_s or hopeless
             if rounds < next_look and not out_of_time:
                 continue
             looks += 1
