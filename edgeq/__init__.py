@@ -1,7 +1,7 @@
 """Quantize ONNX models for the hardware they will run on, prove the result, and ship it as a bundle.
 
 The commands of `edgeq` are built on the functions of this package. Each function is imported when it is first used, so
-`edgeq --help` and `import edgeq` start at once.
+`edgeq -h` and `import edgeq` start at once.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Artifact:
         bound = self.plugin is not None and self.plugin != choice and bool(self.plugin.engine.int8.backend)
         if bound or self.simulation is not None or self.device.upper() not in choice.engine.devices:
             runner = self.plugin.name if bound and self.plugin is not None else self.provider
-            raise UsageError(f"{choice.name} cannot run models built for {runner}", "Leave --engine out")
+            raise UsageError(f"{choice.name} cannot run models built for {runner}", "Leave ⟨engine⟩ out")
         return dataclasses.replace(self, engine=choice)
 
     @property
@@ -398,7 +398,7 @@ def refuse_wide(scheme: Scheme, hardware: str) -> None:
         UsageError: the scheme has 16-bit activations.
     """
     if scheme.wide:
-        raise UsageError(f"{hardware} has no kernels for 16-bit activations", "Leave --wide out")
+        raise UsageError(f"{hardware} has no kernels for 16-bit activations", "Leave ⟨wide⟩ out")
 
 
 def require_fields(scheme: Scheme, required: Mapping[str, Any], backend: str, fix: str) -> None:

@@ -109,7 +109,7 @@ def _summed_axes(node: ir.Node, place: int, rank: int) -> tuple[int, ...]:
     return (rank - 1,)
 
 
-_OTHER_FORMAT = "Choose --format QDQ: onnxruntime's quantizer writes Where wrongly in this format"
+_OTHER_FORMAT = "Choose ⟨format⟩ QDQ: onnxruntime's quantizer writes Where wrongly in this format"
 
 
 class CpuBackend(Backend):
@@ -130,15 +130,15 @@ class CpuBackend(Backend):
         """Refuse a scheme that cannot be built, whatever the model is. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         if scheme.format == "table":
-            raise UsageError("ONNX Runtime's CPU kernels cannot use a calibration table", "Use --format QDQ")
+            raise UsageError("ONNX Runtime's CPU kernels cannot use a calibration table", "Use ⟨format⟩ QDQ")
         if scheme.rest != "float32":
-            raise UsageError(f"the CPU kernels for {scheme.rest} are few and slow", "Use --rest float32")
+            raise UsageError(f"the CPU kernels for {scheme.rest} are few and slow", "Use ⟨rest⟩ float32")
         if scheme.mode == "float":
             raise UsageError("there is nothing to quantize in mode float", "Choose another mode")
         if scheme.mode == "dynamic":
             check_dynamic(scheme)
         elif scheme.mode == "static" and scheme.pair == "S8U8":
-            raise UsageError("int8 activations with uint8 weights have no kernels", "Use --weight-type int8")
+            raise UsageError("int8 activations with uint8 weights have no kernels", "Use ⟨weight_type⟩ int8")
         if scheme.fit_pairs or scheme.fit_seen:
             check_fit(scheme)
         quantizable = _quantizable(scheme)
@@ -295,7 +295,7 @@ def _write_operators(
         destination,
         ranges,
         float_nodes=float_nodes,
-        fix=_OTHER_FORMAT if lost else "Keep the node in float with --exclude, or choose another scheme",
+        fix=_OTHER_FORMAT if lost else "Keep the node in float with ⟨exclude⟩, or choose another scheme",
         fix_ranges="The calibration does not cover this tensor: calibrate this model again",
         quant_format=QuantFormat[scheme.format],
         op_types_to_quantize=list(types),

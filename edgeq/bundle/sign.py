@@ -197,7 +197,7 @@ def sign_bundle(
     signing = read_signing_key(Path(key), [Path(certificate) for certificate in certificates])
     with open_checked(path) as bundle:
         if bundle.signature is not None and not force:
-            raise OutputError(f"{path} is already signed", "Pass --force to replace its signature")
+            raise OutputError(f"{path} is already signed", "Pass ⟨force=True⟩ to replace its signature")
         digests = {name: record.sha256 for name, record in bundle.files.items()}
         digests[MANIFEST] = bundle.manifest_sha256
         signature = sign_files(digests, bundle.name or path.stem, signing)

@@ -660,11 +660,13 @@ def _initial(
     start.check_model(model_digest, "the unfinished calibration")
     if start.data_digest != data_digest or start.total != total:
         raise CalibrationError(
-            "the unfinished calibration was collected on other data", "Give the same data, or start anew with --force"
+            "the unfinished calibration was collected on other data",
+            "Give the same data, or start anew with ⟨force=True⟩",
         )
     if set(start.tensors) != set(names):
         raise CalibrationError(
-            "the unfinished calibration recorded other tensors", "Give the same options, or start anew with --force"
+            "the unfinished calibration recorded other tensors",
+            "Give the same options, or start anew with ⟨force=True⟩",
         )
     return dict(start.tensors)
 

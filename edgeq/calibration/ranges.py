@@ -64,7 +64,7 @@ def derive_ranges(
     for name, tensor in tensors.items():
         if tensor.samples != statistics.samples:
             raise CalibrationError(
-                f"the statistics of tensor {name!r} are unfinished", "Finish the calibration with --resume"
+                f"the statistics of tensor {name!r} are unfinished", "Finish the calibration with ⟨resume=True⟩"
             )
     # Rearranged tensors share one histogram object. Their range is computed only once.
     keys = {name: (id(t.histogram), t.minimum, t.maximum, t.minimum_sum, t.maximum_sum) for name, t in tensors.items()}

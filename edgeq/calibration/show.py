@@ -97,7 +97,7 @@ def open_calibration(
         table = read_tables(path) if path.is_dir() else read_table(path)
     unknown = sorted(set(names) - set(table))
     if unknown:
-        raise UsageError(f"{path} has no tensor {unknown[0]!r}", "Leave out --tensor to list all")
+        raise UsageError(f"{path} has no tensor {unknown[0]!r}", "Leave out ⟨tensors⟩ to list all")
     entries = [{"name": n, "magnitude": v} for n, v in sorted(table.items()) if not names or n in names]
     return {"kind": "table", "tensors": entries}
 

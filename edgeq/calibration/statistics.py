@@ -497,7 +497,7 @@ class Statistics(Displayed):
         if digest and self.model_digest and digest != self.model_digest:
             raise CalibrationError(
                 f"{place} was collected on another model ({self.model_digest[:12]}…, this one is {digest[:12]}…)",
-                "Run `edgeq calibrate` on this model, with the same --fix",
+                "Run `edgeq calibrate` on this model, with the same ⟨fix⟩",
             )
 
     def select(self, names: Iterable[str]) -> Statistics:
@@ -521,7 +521,7 @@ class Statistics(Displayed):
             name = min(self.tensors.keys() ^ statistics.tensors.keys())
             raise CalibrationError(f"tensor {name!r} is only in one of the parts", "Collect the same tensors in both")
         if not (self.complete and statistics.complete):
-            raise CalibrationError("one of the parts is unfinished", "Finish it with --resume, then merge")
+            raise CalibrationError("one of the parts is unfinished", "Finish it with ⟨resume=True⟩, then merge")
         # Statistics that were merged before contain the data of several parts. No part may count twice.
         mine, theirs = (set(s.data_digest.split("+")) - {""} for s in (self, statistics))
         if mine & theirs:

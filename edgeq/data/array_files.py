@@ -219,7 +219,7 @@ def _describe_raw(
     if len(counts) != 1:
         raise DataError(
             f"{path}: the arrays hold {sorted(counts)} samples",
-            "Store the same number of each. If they are model inputs already, leave --preprocess out",
+            "Store the same number of each. If they are model inputs already, leave ⟨preprocess⟩ out",
         )
     return ArrayFormat(path, arrays, shapes, SplitPlan("items", counts.pop(), True), label)
 

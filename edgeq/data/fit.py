@@ -60,7 +60,7 @@ def fit_inputs(location: str, inputs: Mapping[str, Array], signature: Signature,
         if spec.name not in inputs:
             raise DataError(f"{location} has nothing for the model input {spec.name!r}", "Give every input")
         if isinstance(inputs[spec.name], str | Path):
-            raise DataError(f"{location}: input {spec.name!r} is text or a path", "Name the --preprocess that reads it")
+            raise DataError(f"{location}: input {spec.name!r} is text or a path", "Name the ⟨preprocess⟩ that reads it")
         array = np.asarray(inputs[spec.name])
         # Most users store one item without the batch axis that the model's input has.
         if spec.shape is not None and array.ndim == len(spec.shape) - 1:
@@ -82,7 +82,7 @@ def check_shapes(location: str, inputs: Mapping[str, Array], signature: Signatur
     wrong = find_misfit(shapes, signature, free_batch=fixed_batch(signature) is not None)
     if wrong is not None:
         added = find_missing_step(shapes, signature)
-        fix = f"Add {added} to --preprocess" if added else "Correct the data or its preprocessing"
+        fix = f"Add {added} to ⟨preprocess⟩" if added else "Correct the data or its preprocessing"
         raise DataError(f"{location}: {wrong}", fix)
 
 
@@ -100,7 +100,7 @@ def _convert(location: str, array: Array, spec: TensorSpec, *, prepared: bool, o
             # Steps convert the arrays of all inputs to float unless the steps are limited to one input.
             hint = f"; if the steps are for another input, name it: input={other_inputs[0]}" if other_inputs else ""
             storable = "Store that dtype" if spec.dtype.isbuiltin == 1 else "Export the model with inputs of float32"
-            fix = "Name a --preprocess (none, if the values are right)" if raw else storable + hint
+            fix = "Name a ⟨preprocess⟩ (none, if the values are right)" if raw else storable + hint
             raise DataError(f"{location}: input {spec.name!r} is {array.dtype}, the model takes {spec.dtype}", fix)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         flaw = "NaN" if np.isnan(array).any() else "infinity"

@@ -28,7 +28,7 @@ def match_names(keys: list[str], signature: Signature, location: str) -> dict[st
         raise DataError(
             f"{location} has no array for the model input {missing[0]!r} (it holds {key_list}; "
             f"the model takes {', '.join(inputs)})",
-            "Rename the arrays, or name them: --preprocess 'key=NAME,label=NAME,…'",
+            "Rename the arrays, or name them: ⟨preprocess⟩ 'key=NAME,label=NAME,…'",
         )
     # An array that nobody reads is more likely a misspelt input than ballast.
     if extra:

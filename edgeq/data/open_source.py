@@ -226,7 +226,7 @@ def _choose_reader(
     if file_set.kind == "text":
         if named is None or named.reads != "text":
             raise DataError(
-                f"{source} is text, which needs a preprocessing function", "Pass --preprocess file.py:function"
+                f"{source} is text, which needs a preprocessing function", "Pass ⟨preprocess⟩ file.py:function"
             )
         return open_text(file_set.files[0], target, options.label)
     raise DataError(f"{source} is of no known kind", f"Give {READABLE}")

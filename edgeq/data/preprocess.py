@@ -128,7 +128,7 @@ def parse_spec(value: Mapping[str, Any], location: str) -> Spec:
         raise DataError(f"{location}: {error.problem}", error.fix) from error
 
 
-def parse_text(text: str, location: str = "--preprocess") -> Spec:
+def parse_text(text: str, location: str = "⟨preprocess⟩") -> Spec:
     """Read a spec from "step=value,step=value". A value consists of parts joined by ":". Source options may appear
     between the steps.
     """
@@ -311,7 +311,7 @@ def register(
     The function gets one raw item and returns one array (with or without the batch axis) or a dict of input arrays.
 
     Args:
-        name: the name for `--preprocess`. Names of shipped preprocessings are refused.
+        name: the name for `preprocess`. Names of shipped preprocessings are refused.
         title: one line that `edgeq preprocess list` shows.
         reads: type of the function's argument: "array" for arrays and images (uint8 [H, W, 3], red first), "path" for
             the `pathlib.Path` of each file, "text" for a line (str) of a text file or a row (list of str) of a .csv
@@ -386,7 +386,7 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
         table = toml_table(Path(text), DataError, "Give the path of a preprocessing, a short TOML file")
         return _build_declared(Path(text).stem, parse_spec(table, text))
     if "=" in text or is_step(text):
-        return _build_declared(text, parse_text(text, f"--preprocess {text}"))
+        return _build_declared(text, parse_text(text, f"⟨preprocess⟩ {text}"))
     raise DataError(f"no preprocessing is called {text!r}", choices())
 
 
@@ -395,9 +395,9 @@ class NoPreprocessingError(DataError):
 
 
 def choices() -> str:
-    """Return a sentence, for messages, that lists the values of `--preprocess`."""
+    """Return a sentence, for messages, that lists the values of `preprocess`."""
     return (
-        f"Pass --preprocess with one of {', '.join(candidates())}, a .toml file, file.py:function, "
+        f"Pass ⟨preprocess⟩ with one of {', '.join(candidates())}, a .toml file, file.py:function, "
         "or steps such as 'resize=short:256,crop=224,divide=255'"
     )
 

@@ -41,8 +41,8 @@ _CLEARLY_NEGATIVE = 0.2
 _MEANS_APART = 2.0
 _MOST_CHANNELS = 4
 _FIX = (
-    "Prepare both as the model was trained: give the raw files of both with one --preprocess, or both as ready inputs; "
-    "if both are right, put samples of both kinds into --data"
+    "Prepare both as the model was trained: give the raw files of both with one ⟨preprocess⟩, or both as ready inputs; "
+    "if both are right, put samples of both kinds into ⟨data⟩"
 )
 
 
@@ -190,7 +190,7 @@ def warn_of_unlike_images(samples: Samples, figures: Figures) -> tuple[str, ...]
         return ()
     return (
         f"input {name!r} is {whole_input}, but preprocessing {preprocess.name} makes {low:.3g} to {high:.3g} of "
-        "images: the files may already be prepared. Then leave --preprocess out, or name the steps that are missing",
+        "images: the files may already be prepared. Then leave ⟨preprocess⟩ out, or name the steps that are missing",
     )
 
 

@@ -81,7 +81,7 @@ def plan_prepared(
     added = find_missing_step({name: shape[1:] for name, shape in shapes.items()}, signature)
     raise DataError(
         f"{location}: {find_misfit(shapes, signature)}",
-        "Store the model's shape, or name a --preprocess" + (f" with {added} in it" if added else ""),
+        "Store the model's shape, or name a ⟨preprocess⟩" + (f" with {added} in it" if added else ""),
     )
 
 

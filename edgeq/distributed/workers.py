@@ -324,7 +324,7 @@ class _Pending:
         if self._deaths == _MOST_DEATHS:
             raise DataError(
                 f"{self.item}: two workers ended while they ran them (memory, or a crash in a library)",
-                "Look for the sample with --start and --count, or give the workers more memory",
+                "Look for the sample with ⟨start⟩ and ⟨count⟩, or give the workers more memory",
             )
 
     def result(self) -> Any:
@@ -393,7 +393,7 @@ def open_workers(workers: int | str | Workers | None, modules: Sequence[str] = (
             import distributed  # noqa: F401
         except ImportError as error:
             raise RuntimeUnavailableError(
-                f"--workers needs Dask with TLS, which cannot be imported ({error})",
+                f"⟨workers⟩ needs Dask with TLS, which cannot be imported ({error})",
                 "Install it: pip install 'edgeq[distributed]'",
             ) from error
         stack.enter_context(dask.config.set({**_CONFIG, **settings}))

@@ -193,14 +193,14 @@ class EmulatedCheck:
         """Raise CheckFailedError if the check failed, or if `drop` is larger than `max_drop`."""
         name = f"variant {self.variant}" if self.variant else "the model"
         if self.status == FAILED:
-            fix = "Do not deploy it there" if self.variant else "--no-emulate writes it without this check"
+            fix = "Do not deploy it there" if self.variant else "⟨emulate=False⟩ writes it without this check"
             raise CheckFailedError(f"{name} fails on {self.target} ({self.how}): {self.reason}", fix)
         if max_drop is not None and self.drop is not None and self.drop > max_drop:
             primary = next(iter(self.accuracy.values())).primary
             lost, allowed = (difference(primary, value).lstrip("+") for value in (self.drop, max_drop))
             raise CheckFailedError(
                 f"{name} loses {lost} of {metric_name(primary)} on {self.target}'s kernels, more than {allowed}",
-                "Raise --max-drop, or see `edgeq debug`",
+                "Raise ⟨max_drop⟩, or see `edgeq debug`",
             )
 
 
@@ -491,7 +491,7 @@ def verify_on(
         UsageError, HardwareError, DataError: something is wrong with the request, a target, or the samples.
     """
     if request.data is None and (request.count is not None or request.task is not None):
-        raise UsageError("there are no samples", "Give them with --data")
+        raise UsageError("there are no samples", "Give them with ⟨data⟩")
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     machine = detect_machine()
     checks = []
@@ -555,7 +555,7 @@ def _find_target(variant: Variant, machine: Machine) -> Target:
         return resolve(AUTO, machine)
     profile, target = (variant.info.get(key) for key in ("profile", "target"))
     if not isinstance(profile, str) or not isinstance(target, str):
-        raise BundleError(f"variant {variant.name} does not record what it was built for", "Name a target with --on")
+        raise BundleError(f"variant {variant.name} does not record what it was built for", "Name a target with ⟨on⟩")
     unknown: HardwareError | None = None
     # The target is the closer description. The profile is left if the target was a file of the user.
     for name in (target, profile):
@@ -569,7 +569,7 @@ def _find_target(variant: Variant, machine: Machine) -> Target:
                 return candidate
     raise HardwareError(
         f"variant {variant.name} was built for {target!r} of profile {profile!r}, but neither is known here",
-        "Give the file that it was built from: --on FILE.toml",
+        "Give the file that it was built from: ⟨on⟩ FILE.toml",
     ) from unknown
 
 
@@ -590,7 +590,7 @@ def suggest_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequ
         try:
             pairs = list(_pair_targets(bundle, VerifyRequest(path, on=(ALL,)), machine))
         except HardwareError:  # the target's file was the user's own
-            named = " ".join(f"--on {shlex.quote(target)}" for target in targets)
+            named = " ".join(f"⟨on⟩ {shlex.quote(target)}" for target in targets)
             return f"verify {{bundle}} {named}" if named else None
         routes = [
             find_route(target, machine, find_plugin(variant.ep), simulators=simulators)
@@ -600,7 +600,7 @@ def suggest_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequ
     if len(pairs) == 1 and [route.where for route in routes] == [NATIVE]:
         return "verify {bundle}"
     if any(route.start is not None for route in routes):
-        return "verify {bundle} --on all"
+        return "verify {bundle} ⟨on⟩ all"
     return "emulate setup" if any("qemu" in target.emulate for _, target in pairs) else None
 
 

@@ -472,7 +472,7 @@ def setup(
     """
     emulator = find_emulator(name)
     if sysroot is not None and (onnxruntime or sources):
-        raise UsageError("--sysroot cannot be used with --onnxruntime or --sources", "Leave those two out")
+        raise UsageError("⟨sysroot⟩ cannot be used with ⟨onnxruntime⟩ or ⟨sources⟩", "Leave those two out")
     check_writable()
     # qemu comes first: without it, the root file system could not be tried.
     qemu = _prepare_qemu(emulator, sources, progress)

@@ -82,8 +82,8 @@ def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mappi
 
 
 # edgeq can run apt without root, with a state of its own. It knows no other package manager.
-_WITHOUT_APT = "On a system without apt, unpack a root file system yourself and name it with --sysroot"
-_ONLINE = "Check the network and the system's package sources, or name a root file system with --sysroot"
+_WITHOUT_APT = "On a system without apt, unpack a root file system yourself and name it with ⟨sysroot⟩"
+_ONLINE = "Check the network and the system's package sources, or name a root file system with ⟨sysroot⟩"
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ def _find_pip() -> Path:
     spec = importlib.util.find_spec("pip")
     if spec is None or spec.origin is None:
         raise RuntimeUnavailableError(
-            f"{sys.executable} has no pip", "Install it: python -m ensurepip, or name a root file system with --sysroot"
+            f"{sys.executable} has no pip", "Install it: python -m ensurepip, or name a root file system with ⟨sysroot⟩"
         )
     return Path(spec.origin).resolve().parent
 
@@ -407,7 +407,7 @@ def use_sysroot(emulator: Emulator, root: Path) -> Sysroot:
     Raises:
         UsageError: the file system has no Python for that architecture.
     """
-    lock = Lock(root.resolve(), notes=(as_options("provided with --sysroot"),))
+    lock = Lock(root.resolve(), notes=(as_options("provided with ⟨sysroot⟩"),))
     ready = _open_sysroot(emulator, lock)
     place = place_of(emulator)
     # Only a folder that edgeq made is written to. Anything else may be the user's.
@@ -516,7 +516,7 @@ def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Pac
     if depends is None:
         raise RuntimeUnavailableError(
             f"the system's package sources offer no {emulator.name} packages",
-            "Name other sources with --sources FILE, or a root file system with --sysroot",
+            "Name other sources with ⟨sources⟩ FILE, or a root file system with ⟨sysroot⟩",
         )
     version = depends.group(1)
     choices = [*recipe.packages, *(name.format(python=f"python{version}") for name in recipe.python_packages)]
@@ -528,7 +528,7 @@ def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Pac
         if name is None:
             raise RuntimeUnavailableError(
                 f"the system's package sources offer no {choice.replace('|', ' or ')} for {emulator.name}",
-                "Name other sources with --sources FILE, or a root file system with --sysroot",
+                "Name other sources with ⟨sources⟩ FILE, or a root file system with ⟨sysroot⟩",
             )
         # A pinned version comes before a newer one, because edgeq was tested with it.
         package = next((p for p in offers[name] if p.label in pins), offers[name][0])
@@ -538,7 +538,7 @@ def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Pac
         elif pin != package.sha256:
             raise RuntimeUnavailableError(
                 f"{package.label} in the index is not the one that edgeq was tested with",
-                "Check the package sources, or name a root file system with --sysroot",
+                "Check the package sources, or name a root file system with ⟨sysroot⟩",
             )
         packages.append(package)
     return version, packages, notes

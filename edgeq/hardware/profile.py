@@ -542,7 +542,7 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
     if winner is None:
         lacks = f"{lacking[-1][0].name} lacks {', '.join(lacking[-1][1])}" if lacking else "there is none for it"
         raise HardwareError(
-            f"no profile fits this {machine.architecture} machine: {lacks}", "Name one with --target, or write one"
+            f"no profile fits this {machine.architecture} machine: {lacks}", "Name one with ⟨target⟩, or write one"
         )
     better = [
         (profile, missing)

@@ -1,4 +1,4 @@
-"""Show machines, profiles and targets as plain values for --json, and as lines of text."""
+"""Show machines, profiles and targets as plain values for JSON, and as lines of text."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def list_profiles(profiles: Mapping[str, Profile]) -> Page:
     rows = [
         (p.name, p.backend, p.scheme.pair + ("r" if p.scheme.reduce_range else ""), p.title) for p in profiles.values()
     ]
-    legend = "U8S8: uint8 activations, int8 weights; r: weights reduced to 7 bits. `edgeq profiles show NAME --why`"
+    legend = "U8S8: uint8 activations, int8 weights; r: weights reduced to 7 bits. `edgeq profiles show NAME ⟨why⟩`"
     return record, [*_align_rows(rows), "", legend]
 
 

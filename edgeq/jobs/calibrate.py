@@ -136,7 +136,7 @@ def run_calibrate(
             )
         except KeyboardInterrupt:
             if store.filled:
-                progress.note(f"the statistics so far are kept in {store.folder}: --resume continues from them")
+                progress.note(f"the statistics so far are kept in {store.folder}: ⟨resume=True⟩ continues from them")
             raise
     # 4. The last save has all samples, even if an earlier one was minutes ago.
     progress.note(_pace(statistics.samples - store.count, time.monotonic() - began, passes))

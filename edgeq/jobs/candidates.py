@@ -26,7 +26,7 @@ from edgeq.tuning.space import WORTH_A_TRY, Candidate, kernel_candidates, method
 
 @dataclass(frozen=True)
 class CandidateList:
-    """Describe the candidates of a run, for `--dry-run`.
+    """Describe the candidates of a run, without building any.
 
     Attributes:
         candidates: kernel choices, in the order in which they are built.

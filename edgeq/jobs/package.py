@@ -303,7 +303,7 @@ def _plan(
     place = path_of(default_output(request.model, SUFFIX) if output is None else output, "output")
     choices = as_engines(engines) if engines else ()
     if split and is_named_bundle(place):
-        raise UsageError(f"{place} is one bundle", f"Name a folder: --split writes NAME{SUFFIX} into it")
+        raise UsageError(f"{place} is one bundle", f"Name a folder: ⟨split⟩ writes NAME{SUFFIX} into it")
     machine = detect_machine()
     resolved = {str(target): resolve(target, machine) for target in request.targets}
     targets = _in_package_order([resolved[str(target)] for target in request.targets])
@@ -353,7 +353,7 @@ def _build_variants(
                 builds, target, scheme, request, repairer, plugins=plan.plugins, selftest=selftest
             )
             if repeated := sorted(variants.keys() & of_target.keys()):
-                raise UsageError(f"two variants would be called {repeated[0]}", "Leave --engine or a target out")
+                raise UsageError(f"two variants would be called {repeated[0]}", "Leave ⟨engine⟩ or a target out")
             variants |= of_target
         except EdgeqError as error:
             if not plan.split or len(plan.targets) == 1:
@@ -382,7 +382,7 @@ def _write(
     """Write one bundle. Its record names the command that would make it again."""
     names = {variant_name(variant.built.target) for variant in variants.values()}
     words = [f"-t {shlex.quote(plan.typed[name])}" for name in sorted(names, key=plan.typed.__getitem__)]
-    words += [f"--engine {choice.name}" for choice in plan.plugins]
+    words += [f"⟨engine⟩ {choice.name}" for choice in plan.plugins]
     model_name = shlex.quote(as_text(plan.request.model.name))
     folder = job.folder / f"bundle-{place.name}"
     folder.mkdir()
@@ -394,7 +394,7 @@ def _write(
         variants,
         place,
         workdir=folder,
-        command=f"edgeq package {model_name} --data CALIBRATION {' '.join(words)} -o BUNDLE",
+        command=f"edgeq package {model_name} ⟨data⟩ CALIBRATION {' '.join(words)} -o BUNDLE",
         contents=contents,
         notes=notes,
         force=plan.request.force,

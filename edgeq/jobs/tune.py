@@ -99,7 +99,7 @@ def _write(
         with_fallback(variant_name(run.target), default, preferred),
         plan.output,
         workdir=run.workdir,
-        command=f"edgeq tune {shlex.quote(name)} --data CALIBRATION{target} -o BUNDLE",
+        command=f"edgeq tune {shlex.quote(name)} ⟨data⟩ CALIBRATION{target} -o BUNDLE",
         contents=contents,
         tuning=None if counts else record,
         notes=(*run.job.prepared.notes, *notes, *winner.built.artifact.notes, *winner.proof.opening.notes),
@@ -440,7 +440,7 @@ def _search(
             space, evidence, left_s
         )
     except (KeyboardInterrupt, BoardError):
-        run.progress.note(f"{journal.count} measurements are kept in {journal.path}: --resume continues from them")
+        run.progress.note(f"{journal.count} measurements are kept in {journal.path}: ⟨resume=True⟩ continues from them")
         raise
 
 
@@ -471,7 +471,9 @@ def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
 
 
 def _kept_note(folder: Path) -> str:
-    return f"the measurements are kept in {printable_path(folder)} for --resume --force with another --max-drop"
+    return (
+        f"the measurements are kept in {printable_path(folder)} for ⟨resume=True⟩ ⟨force=True⟩ with another ⟨max_drop⟩"
+    )
 
 
 def _reserved_s(job: Job, deadline: BudgetClock, budget_s: float, variants: int) -> float:

@@ -187,7 +187,7 @@ class RunningEvaluation:
                 assert self._task is not None
                 raise UsageError(
                     f"the meters of {self._task.name} cannot be shared among workers",
-                    "Give them `collected` and `take` (docs/eval.md), or leave --workers out",
+                    "Give them `collected` and `take` (docs/eval.md), or leave ⟨workers⟩ out",
                 )
             meters[name] = meter.collected()
         # The sums travel without the task: a user's task may not be picklable, and the receiver has the same task and

@@ -112,14 +112,14 @@ def bench(
     _refuse_unused(data)
     if is_bundle(path):
         if against is not None:
-            raise UsageError("--against compares model files, but a bundle has its own float32 model", "Leave it out")
+            raise UsageError("⟨against⟩ compares model files, but a bundle has its own float32 model", "Leave it out")
         if engines:
-            raise UsageError(f"{path} is a bundle, whose variants bring their engine", "Leave --engine out")
+            raise UsageError(f"{path} is a bundle, whose variants bring their engine", "Leave ⟨engine⟩ out")
         # The options of a variant are part of the artifact.
         refuse_ignored(SessionSettings(config=session_options or {}), path)
         return _bench_bundle(path, variant, data, settings, place, progress)
     if variant is not None:
-        raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
+        raise UsageError(f"{path} is a model, which has no variants", "Leave ⟨variant⟩ out")
     simulated = next((choice.name for choice in engines if choice.engine.simulated), "")
     if simulated:
         raise UsageError(
@@ -181,7 +181,7 @@ def _bench_bundle(
             # All variants have the same inputs.
             runnable = next((v for v in reversed(variants) if v.model is not None), None)
             if runnable is None or runnable.model is None:
-                raise BundleError(f"{path} has no variant that onnxruntime runs", "Leave --data out")
+                raise BundleError(f"{path} has no variant that onnxruntime runs", "Leave ⟨data⟩ out")
             # The model's external weights may be in another folder of the bundle, but only names and shapes are needed.
             signature = unchecked_signature(runnable.model, path)
             if data.preprocess is None:
@@ -201,10 +201,10 @@ def _refuse_unused(data: BenchData) -> None:
     made-up inputs if there are samples.
     """
     if data.source is None and (data.preprocess is not None or data.count is not None):
-        option = "--count" if data.preprocess is None else "--preprocess"
-        raise UsageError(f"{option} is about samples", "Give them with --data, or leave it out")
+        option = "⟨count⟩" if data.preprocess is None else "⟨preprocess⟩"
+        raise UsageError(f"{option} is about samples", "Give them with ⟨data⟩, or leave it out")
     if data.source is not None and data.shapes:
-        raise UsageError("--shape is only for made-up inputs, but --data gives samples", "Leave one of them out")
+        raise UsageError("⟨shapes⟩ is only for made-up inputs, but ⟨data⟩ gives samples", "Leave one of them out")
 
 
 def _open_feeds(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Sequence[Feed]:

@@ -94,7 +94,7 @@ def load_annotations(path: Path) -> CocoAnnotations:
         DataError: the file is missing, is larger than MAX_FILE_BYTES, is not JSON, or lacks one of these lists or an
             id.
     """
-    fix = "Give a COCO instances JSON file as --annotations"
+    fix = "Give a COCO instances JSON file as ⟨annotations⟩"
     try:
         if is_longer(path, MAX_FILE_BYTES):
             raise DataError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB", fix)
@@ -202,7 +202,7 @@ def score_results(
     """
     truth = [annotation for image in images for annotation in image.annotations]
     if all(annotation["iscrowd"] for annotation in truth):
-        raise DataError(f"{annotations.source}: no object is annotated in the images seen", "Raise --count")
+        raise DataError(f"{annotations.source}: no object is annotated in the images seen", "Raise ⟨count⟩")
     if not results:
         # pycocotools fails on an empty list of results.
         return dict.fromkeys(SUMMARY, 0.0)

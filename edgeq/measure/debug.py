@@ -211,7 +211,7 @@ def debug(
         file_engine = engine_of_file(loaded.model.name)
         # A compiled file contains no graph whose tensors could become outputs.
         if file_engine is not None:
-            fix = "Name a variant that onnxruntime runs with --variant, or the Q/DQ model that it was made from"
+            fix = "Name a variant that onnxruntime runs with ⟨variant⟩, or the Q/DQ model that it was made from"
             raise UsageError(f"{loaded.name} is a {file_engine.suffix} file: its layers cannot be compared", fix)
         if not is_quantized(loaded.graph):
             raise UsageError(f"{loaded.name} contains no quantized operator", ORDER)

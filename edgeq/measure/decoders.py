@@ -41,7 +41,7 @@ class Decoder:
     """Describe one detector head.
 
     Attributes:
-        name: name for `--decoder`.
+        name: name for `decoder`.
         title: description of the outputs that the decoder reads, with their shapes.
         decode: the decoder function.
         fits: function that returns whether the outputs for an image belong to this head. The image has the model's
@@ -94,7 +94,7 @@ def _wrong_head(outputs: Outputs, decoder: str, layout: str) -> UsageError:
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
     return UsageError(
         f"decoder {decoder} takes {layout}, but the model gives {shapes}",
-        "Choose another --decoder, or give your own as path.py:function",
+        "Choose another ⟨decoder⟩, or give your own as path.py:function",
     )
 
 

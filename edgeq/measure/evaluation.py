@@ -162,7 +162,7 @@ def run_evaluation(
         options = dataclasses.replace(options, annotations=find_annotations(request.data))
     task = make_task(name, options) if name is not None else None
     if task is None and options.given():
-        raise UsageError("task options without a task", "Give a --task")
+        raise UsageError("task options without a task", "Give a ⟨task⟩")
     refuse_ignored(request.settings, *(path for path in (request.model, request.reference) if path is not None))
     with ExitStack() as stack:
         pool = stack.enter_context(open_workers(workers))  # Workers start while the model is being opened.
@@ -198,7 +198,7 @@ def run_evaluation(
         if task is None and request.reference is None:
             task = find_classification(samples, judge, progress)
             if task is None:
-                fix = "Give a --task for labelled data, or a --reference to compare with"
+                fix = "Give a ⟨task⟩ for labelled data, or a ⟨reference⟩ to compare with"
                 raise UsageError("nothing to measure: the data have no labels that the model's outputs fit", fix)
         if task is not None:
             # Open choices are made once, so that both models are measured with the same ones.

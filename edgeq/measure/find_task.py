@@ -74,7 +74,7 @@ def find_detection(data: Data, signature: Signature, session: Session, progress:
     except RuntimeUnavailableError as error:
         progress.note(f"{path} lists the images, but mAP cannot be measured: {error.text}")
         return None
-    progress.note(f"found: task detection, by {path}; --task sets another")
+    progress.note(f"found: task detection, by {path}; ⟨task⟩ sets another")
     return make_task("detection", TaskOptions(annotations=path))
 
 
@@ -117,5 +117,5 @@ def find_classification(samples: Samples, session: Session, progress: Progress =
     if doubtful := meter.notes():
         progress.note(f"the labels are not used: {doubtful[0]}")
         return None
-    progress.note("found: task classification, by the labels; --task sets another")
+    progress.note("found: task classification, by the labels; ⟨task⟩ sets another")
     return task

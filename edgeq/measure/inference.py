@@ -97,4 +97,4 @@ def run_samples(
             sample_count += 1
             advance(1)
     if not sample_count:
-        raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
+        raise DataError(f"{samples.source}: no samples to evaluate", "Point ⟨data⟩ at samples, or raise ⟨count⟩")

@@ -250,7 +250,7 @@ class LayerPair:
         """
         first_sample = next(iter(samples), None)
         if first_sample is None:
-            raise DataError(f"{samples.source}: no samples to compare the models on", "Point --data at samples")
+            raise DataError(f"{samples.source}: no samples to compare the models on", "Point ⟨data⟩ at samples")
         parts = self.parts(self.matches, first_sample)
         comparisons: list[ActivationComparison] = []
         with self.progress.stage("Comparing layers", len(samples) * len(parts)) as advance:

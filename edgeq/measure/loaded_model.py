@@ -86,7 +86,7 @@ def refuse_ignored(settings: SessionSettings, *paths: Path) -> None:
         UsageError: a bundle would ignore an option; the message names the option.
     """
     other_level = settings.optimization != SessionSettings.optimization
-    ignored_options = {"--session-option": bool(settings.config), "--optimization": other_level}
+    ignored_options = {"⟨session_options⟩": bool(settings.config), "⟨optimization⟩": other_level}
     option = next((name for name, is_set in ignored_options.items() if is_set), None)
     if option is not None and all(is_bundle(path) for path in paths):
         raise UsageError(
@@ -114,12 +114,12 @@ def open_model(
     settings = settings or SessionSettings()
     if is_bundle(path):
         if settings.engine is not None:
-            raise UsageError(f"{path} is a bundle, whose variants bring their engine", "Leave --engine out")
+            raise UsageError(f"{path} is a bundle, whose variants bring their engine", "Leave ⟨engine⟩ out")
         with _open_variant(path, settings, variant, opener) as loaded:
             yield loaded
         return
     if variant is not None:
-        raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
+        raise UsageError(f"{path} is a model, which has no variants", "Leave ⟨variant⟩ out")
     proto = load_runnable(path)
     # A small file can declare tensors that fill the memory when a session opens it.
     check_declared_sizes(proto, path.parent, path)

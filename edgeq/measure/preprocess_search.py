@@ -106,7 +106,7 @@ class PreprocessSearch:
         )
         return (
             f"preprocessing {_quote(best.preprocess)}: {self.metric} {metric(self.metric, best.value)} on "
-            f"{self.count} samples{next_best}; --preprocess sets another"
+            f"{self.count} samples{next_best}; ⟨preprocess⟩ sets another"
         )
 
     @property
@@ -120,18 +120,18 @@ class PreprocessSearch:
             several = f"NAME, as one of {', '.join(map(_quote, self.fitting[:_SHOWN]))}"
             suggestion = f"{_quote(self.usual)} if the model was trained with it" if self.usual else several
             return (
-                f"Type --preprocess {suggestion} (its outputs are those of {' or '.join(self.heads)}), or put the COCO "
+                f"Type ⟨preprocess⟩ {suggestion} (its outputs are those of {' or '.join(self.heads)}), or put the COCO "
                 "annotations of the images next to them, as a .json file: mAP then decides"
             )
         if not self.ranked or self.ranked[0].value <= 0:
             listed = ", ".join(map(_quote, self.fitting[:_SHOWN]))
             usual = f"; {_quote(self.usual)} goes with outputs like these" if self.usual else ""
-            return f"Which one was the model trained with? Type --preprocess NAME, as one of {listed}{usual}"
+            return f"Which one was the model trained with? Type ⟨preprocess⟩ NAME, as one of {listed}{usual}"
         tied = self.ranked[: self.tied]
         listed = ", ".join(
             f"{_quote(candidate.preprocess)} {metric(self.metric, candidate.value)}" for candidate in tied[:_SHOWN]
         )
-        suggestion = f"--preprocess {_quote(tied[0].preprocess)}"
+        suggestion = f"⟨preprocess⟩ {_quote(tied[0].preprocess)}"
         if self.metric == BITS:
             doubt = "no labels decide; " if len(tied) < 2 else ""
             return (
@@ -352,7 +352,7 @@ def open_or_search(
     except NoPreprocessingError as error:
         if len(signature.inputs) > 1:
             fix = (
-                "Give .npz files with an array for each input, or --preprocess file.py:function that makes all inputs "
+                "Give .npz files with an array for each input, or ⟨preprocess⟩ file.py:function that makes all inputs "
                 "from an image"
             )
             inputs = "; ".join(map(str, signature.inputs))

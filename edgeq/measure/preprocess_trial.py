@@ -19,7 +19,7 @@ from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.util.display import SILENT, Progress
 
 PLAIN = {"divide=255,layout=model": "0..1", "none": "as they are"}
-"""Further candidates, for models whose inputs are not images: value of `--preprocess` → title."""
+"""Further candidates, for models whose inputs are not images: value of `preprocess` → title."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def try_preprocess(
     Args:
         request: a request with a task. If it has a preprocessing, this is also a candidate, and its source options
             (key, label, layout …) apply to all candidates.
-        candidates: preprocessings, in any form that `--preprocess` accepts; None tries the common preprocessings and
+        candidates: preprocessings, in any form that `preprocess` accepts; None tries the common preprocessings and
             those in `PLAIN`.
 
     Raises:
@@ -81,9 +81,9 @@ def try_preprocess(
         EdgeqError: no candidate fits. The error is that of the first candidate.
     """
     if request.task is None:
-        raise UsageError("preprocessings are compared by accuracy", "Give a --task, and labelled data")
+        raise UsageError("preprocessings are compared by accuracy", "Give a ⟨task⟩, and labelled data")
     if request.reference is not None:
-        raise UsageError("--try-preprocess takes one model", "Leave --reference out")
+        raise UsageError("⟨try_preprocess⟩ takes one model", "Leave ⟨reference⟩ out")
     measured: list[tuple[Try, Accuracy]] = []
     failed: list[tuple[Try, EdgeqError]] = []
     for name, preprocess in _load_candidates(request, candidates).items():

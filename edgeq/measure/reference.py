@@ -61,7 +61,7 @@ def find_reference(
     weights, activations = _find_matches(original, quantized)
     named = all(node.name for node in original.graph) and len(original.nodes) == len(original.graph)
     # If the name of a layer is missing in the quantized model, another node was quantized, such as a Gemm that was made
-    # from a MatMul and an Add. `--exclude` would then refuse the layer's name.
+    # from a MatMul and an Add. `exclude` would then refuse the layer's name.
     has_layer_names = {*weights, *activations} <= {NODE_SUFFIX.sub("", node) for node in quantized.nodes}
     if named and has_layer_names and len(weights) == count_quantized_weights(quantized):
         return ReferenceModel(original, path)

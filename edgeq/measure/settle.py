@@ -100,5 +100,5 @@ def check_folders(samples: SourceSamples) -> tuple[str, ...]:
         return ()
     return (
         f"{samples.source}: {folders} class folders are numbered in sorted order, but the model has {scores} scores: "
-        "`--classes FILE` names the scores (one name per line in the order of the scores, or JSON)",
+        "`⟨classes⟩ FILE` names the scores (one name per line in the order of the scores, or JSON)",
     )

@@ -108,5 +108,5 @@ def evaluate_on(
             sample_count += part.count
             advance(part.count)
     if not sample_count:
-        raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
+        raise DataError(f"{samples.source}: no samples to evaluate", "Point ⟨data⟩ at samples, or raise ⟨count⟩")
     return running.result(settings or {})

@@ -29,7 +29,7 @@ class Meter(Protocol):
         resampled(halves) -> NDArray   the primary metric over each of the halves [H, N] (bool) of the N updates so far;
                                        NaN for a half for which the metric is undefined
 
-    Workers can share the samples (`--workers`) if the meter has two more methods:
+    Workers can share the samples (`workers`) if the meter has two more methods:
 
         collected() -> Any      the meter's state for the samples so far, without the task, as values that can be
             pickled

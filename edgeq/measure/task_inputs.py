@@ -19,7 +19,7 @@ def read_integer_labels(sample: Sample) -> NDArray[np.int64]:
         DataError: the sample has no label, or a label is not an integer.
     """
     if sample.label is None:
-        raise DataError(f"{sample.name} has no label", "Give --labels, or compare with a --reference model instead")
+        raise DataError(f"{sample.name} has no label", "Give ⟨labels⟩, or compare with a ⟨reference⟩ model instead")
     labels = np.asarray(sample.label).reshape(-1)
     # Labels in float belong to another task. Rounding them would hide this.
     if labels.dtype.kind not in "iub":
@@ -45,7 +45,7 @@ def pick_output(outputs: Outputs, name: str | None, sample: Sample) -> NDArray[A
         listed = ", ".join(sorted(outputs)) or "none that is an array"
         raise UsageError(
             f"{sample.name}: the model's outputs are {listed}",
-            "Choose one with --task-output NAME",
+            "Choose one with ⟨task_output⟩ NAME",
         )
     return next(iter(outputs.values()))
 

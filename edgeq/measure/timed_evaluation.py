@@ -115,7 +115,7 @@ class _Line:
         self._running, self._advance = running, advance
         first_sample = next(self._samples, None)
         if first_sample is None:
-            raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
+            raise DataError(f"{samples.source}: no samples to evaluate", "Point ⟨data⟩ at samples, or raise ⟨count⟩")
         self._spare_feed = dict(first_sample.inputs)
         self._shapes = read_shapes(first_sample.inputs)
         self._waiting: deque[_Waiting] = deque()

@@ -82,7 +82,7 @@ def _write(node: ir.Node, editor: Editor) -> bool:
     main = next((step for step in reversed(outputs) if step.op_type in ("MatMul", "Mul")), plan)
     final.shape, final.type = node.outputs[0].shape, node.outputs[0].type
     replace_node(node, final)
-    maker(outputs[main]).name = node.name  # Options such as --exclude use this name.
+    maker(outputs[main]).name = node.name  # Arguments such as `exclude` use this name.
     return True
 
 

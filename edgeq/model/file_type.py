@@ -16,9 +16,9 @@ _SIGNATURES = (
     (4, b"TFL3", "a TensorFlow Lite model", "Convert it with tf2onnx --tflite"),
     (4, b"ORTM", "a model in ONNX Runtime's own .ort format", "Give the .onnx file that it was made from"),
     (0, b"\x1f\x8b", "a gzip archive", "Unpack it first"),
-    (0, b"\x93NUMPY", "a NumPy array", "Pass arrays as data (--data), and give the ONNX model here"),
-    (0, b"\x89PNG", "a PNG image", "Pass images as data (--data), and give the ONNX model here"),
-    (0, b"\xff\xd8\xff", "a JPEG image", "Pass images as data (--data), and give the ONNX model here"),
+    (0, b"\x93NUMPY", "a NumPy array", "Pass arrays as data (⟨data⟩), and give the ONNX model here"),
+    (0, b"\x89PNG", "a PNG image", "Pass images as data (⟨data⟩), and give the ONNX model here"),
+    (0, b"\xff\xd8\xff", "a JPEG image", "Pass images as data (⟨data⟩), and give the ONNX model here"),
 )
 _SNIFFED = 4096
 

@@ -191,7 +191,7 @@ def inspect_model(
         if name not in (shapes or {}) and guessed:
             listed = ",".join(map(str, sizes))
             notes.append(
-                f"counted with {name} = {listed}, because its sizes are free; --shape {name}=SIZES sets others"
+                f"counted with {name} = {listed}, because its sizes are free; ⟨shapes⟩ {name}=SIZES sets others"
             )
     preparation: tuple[str, ...] = ()
     predictions: tuple[TargetPrediction, ...] = ()
@@ -289,14 +289,14 @@ def _notes(model: ir.Model) -> list[str]:
 def _check_shape(model: ir.Model, name: str, sizes: Sequence[int], path: Path) -> None:
     value = next((value for value in model.graph.inputs if value.name == name), None)
     if value is None:
-        raise UsageError(f"{path} has no input {name!r}", "Name one of its inputs in --shape")
+        raise UsageError(f"{path} has no input {name!r}", "Name one of its inputs in ⟨shapes⟩")
     declared_shape = value.shape
     # Lengths are compared below, so a pair that is missing here is no mistake.
     fixed = [] if declared_shape is None else list(zip(declared_shape, sizes, strict=False))
     if declared_shape is not None and (
         len(declared_shape) != len(sizes) or any(isinstance(a, int) and 0 < a != b for a, b in fixed)
     ):
-        raise UsageError(f"{path}: input {name!r} is {declared_shape}, not {list(sizes)}", "Correct --shape")
+        raise UsageError(f"{path}: input {name!r} is {declared_shape}, not {list(sizes)}", "Correct ⟨shapes⟩")
 
 
 def _dynamic(spec: TensorSpec) -> list[str]:

@@ -126,7 +126,7 @@ def explain_float(
 
 Verdict = Literal["int8", "float", "other"]
 _FOLDED = "one of its operands becomes constant once all sizes are fixed, and some engines fail if it is quantized"
-_STACKED = "its constant is not a matrix, which cannot have one scale per channel; --no-per-channel quantizes it"
+_STACKED = "its constant is not a matrix, which cannot have one scale per channel; ⟨per_channel=False⟩ quantizes it"
 
 
 @dataclass(frozen=True)

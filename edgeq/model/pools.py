@@ -58,7 +58,7 @@ def _write_pool(mean: ir.Node, editor: Editor) -> bool:
         pooled.shape, pooled.type = ir.Shape([*source.shape[:2], *[1] * (rank - 2)]), source.type
         pooled = editor.node("Flatten", [pooled], f"{mean.name}/flatten", before=mean, like=result)
     replace_node(mean, pooled)
-    pool.name = mean.name  # Options such as --exclude use this name.
+    pool.name = mean.name  # Arguments such as `exclude` use this name.
     return True
 
 
@@ -81,7 +81,7 @@ def _write_whole_pool(pool: ir.Node, editor: Editor) -> bool:
         return False
     pooled = editor.node("GlobalAveragePool", [source], f"{pool.name}/whole", before=pool, like=pool.outputs[0])
     replace_node(pool, pooled)
-    maker(pooled).name = pool.name  # Options such as --exclude use this name.
+    maker(pooled).name = pool.name  # Arguments such as `exclude` use this name.
     return True
 
 

@@ -31,7 +31,7 @@ def fix_sizes(model: ir.Model, sizes: Mapping[str, int], source: Path) -> None:
     free = free_sizes(model)
     unknown = next((name for name in sizes if name not in free), None)
     if unknown is not None:
-        fix = suggest(unknown, free) if free else "Leave --fix out: every size is fixed already"
+        fix = suggest(unknown, free) if free else "Leave ⟨fix⟩ out: every size is fixed already"
         raise UsageError(f"{source}: no input has a free size {unknown!r}", fix)
     for value in _inputs(model):
         assert value.shape is not None
@@ -58,7 +58,7 @@ def require_fixed_sizes(model: ir.Model, source: Path, consumer: str) -> None:
         batch = {
             next(_free(value), "") for value in _inputs(model) if value.shape and not isinstance(value.shape[0], int)
         }
-        options = " ".join(f"--fix {name}={1 if name in batch else 'SIZE'}" for name in free)
+        options = " ".join(f"⟨fix⟩ {name}={1 if name in batch else 'SIZE'}" for name in free)
         sized = "" if batch.issuperset(free) else ", with the SIZE of your samples"
         raise ModelError(
             f"{source}: {consumer} needs fixed sizes, but its inputs leave {listed} free", f"Give {options}{sized}"

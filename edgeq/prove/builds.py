@@ -101,7 +101,7 @@ def with_compiled(job: Job, built: Built) -> Built:
     return replace(built, artifact=replace(artifact, alternatives=(alternative, *artifact.alternatives)))
 
 
-_LEFT_OUT = "--no-emulate excludes its kernels"
+_LEFT_OUT = "⟨emulate=False⟩ excludes its kernels"
 _NOTED_S = 60.0  # a shorter wait needs no announcement
 
 
@@ -175,7 +175,7 @@ def too_slow(route: ExecutionRoute, coverage: Coverage, inferences: int, target:
         return f"one inference would take about {inference_s / 3600:.1f} h on {route.how}"
     if inference_s * inferences >= _NOTED_S:
         takes = f"running it on {route.how} takes about {inference_s * inferences / 60:.0f} min"
-        progress.note(f"{target.name}: {takes}; --no-emulate skips that")
+        progress.note(f"{target.name}: {takes}; ⟨emulate=False⟩ skips that")
     return ""
 
 
@@ -398,7 +398,8 @@ def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
         f"{job.source}: {scheme.mode} quantization leaves {coverage.float_macs / total:.2%} of the "
         "multiply-accumulates in float and makes the file no smaller; "
         f"{largest.op_type} ({largest.name}): {largest.reason}",
-        "Quantize it statically: leave out --dynamic or --weight-only (with the older calibrate.py, --static=true)",
+        "Quantize it statically: leave out ⟨mode='dynamic'⟩ or ⟨weight_only⟩ (with the older calibrate.py, "
+        "--static=true)",
     )
 
 

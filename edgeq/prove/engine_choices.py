@@ -25,10 +25,10 @@ def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) ->
     plugins = tuple({choice.name: choice for choice in engines if choice.engine.module}.values())
     for choice in plugins:
         if find_plugin(choice.engine.provider) is None:
-            raise UsageError(f"the runner on devices does not know the engine {choice.name}", "Leave --engine out")
+            raise UsageError(f"the runner on devices does not know the engine {choice.name}", "Leave ⟨engine⟩ out")
         if not any(exists_for(choice.engine, target) for target in targets):
             named = ", ".join(target.name for target in targets)
-            raise UsageError(f"there is no {choice.engine.name} for {named}", "Leave --engine out")
+            raise UsageError(f"there is no {choice.engine.name} for {named}", "Leave ⟨engine⟩ out")
         # Fail here and not after hours of builds.
         with device_errors():
             find_library(choice.engine, str(onnxruntime().__version__))

@@ -105,7 +105,7 @@ class Opening:
         if self.loss and good and (self.claimed is not None or self.opened < _GARBAGE_DB):
             raise CheckFailedError(
                 f"{model.name}: {self.sentence}",
-                "Keep other nodes in float with --exclude, and report the model",
+                "Keep other nodes in float with ⟨exclude⟩, and report the model",
             )
 
 
@@ -371,7 +371,7 @@ def _fixes(signature: Signature, original: Shapes, attempted: Shapes) -> str:
         for axis, named in enumerate(spec.shape or ()):
             if attempted[spec.name][axis] != original[spec.name][axis]:
                 sizes.setdefault(str(named or f"{spec.name}:{axis}"), original[spec.name][axis])
-    return " ".join(f"--fix {name}={size}" for name, size in sizes.items())
+    return " ".join(f"⟨fix⟩ {name}={size}" for name, size in sizes.items())
 
 
 LEAST_DB = 30.0

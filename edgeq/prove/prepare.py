@@ -72,7 +72,7 @@ def prepare(
     """
     model, data, validation, progress = request.model, request.data, request.val, request.progress
     if data is None and validation is None:
-        raise UsageError("there are no samples to prove the result on", "Give --data or --val")
+        raise UsageError("there are no samples to prove the result on", "Give ⟨data⟩ or ⟨val⟩")
     # A model that is already quantized keeps its own scales, because its weights were trained or rounded for them.
     adopted: Mapping[str, Range] = {}
     if adopting and is_quantized(read_model(model)):
@@ -245,12 +245,12 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
         collected = load_statistics(statistics)
         collected.check_model(prepared.digest, str(statistics))
         if not collected.complete:
-            raise CalibrationError(f"{statistics} is unfinished", "Finish it with `edgeq calibrate --resume`")
+            raise CalibrationError(f"{statistics} is unfinished", "Finish it with `edgeq calibrate ⟨resume=True⟩`")
         calibrated_on = _recorded_figures(collected, prepared.signature, str(statistics))
         job = _doubted(job, find_differences(calibrated_on, measure_inputs(job.validation)))
     else:
         if job.calibration is None:
-            raise UsageError("static quantization needs calibration samples", "Give --data or --statistics")
+            raise UsageError("static quantization needs calibration samples", "Give ⟨data⟩ or ⟨statistics⟩")
         if job.validation is job.calibration:
             outputs = FloatOutputs(prepared.model, len(job.calibration))
         collected = collect(

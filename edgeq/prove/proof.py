@@ -46,7 +46,7 @@ _WRONG_DB = 3.0
 # The minimum SQNR in dB of a part of an output. Below this, half of the part's power or more is noise.
 _DEAD_SQNR_DB = 3.0
 POOR_DROP = 0.05
-"""The loss of accuracy, as a fraction, above which there is a warning. --max-drop sets the loss above which a result is
+"""The loss of accuracy, as a fraction, above which there is a warning. `max_drop` sets the loss above which a result is
 refused.
 """
 # The minimum number of samples whose top-1 differs from that of float32. With fewer such samples, no conclusion about
@@ -268,7 +268,7 @@ class Proof(Displayed):
             )
         if self.agreement.same is not None or self.agreement.sqnr_db == math.inf:
             return ""
-        return "SQNR does not show whether the model still does its task: measure it with --task, or by your own metric"
+        return "SQNR does not show whether the model still does its task: measure it with ⟨task⟩, or by your own metric"
 
     @property
     def optimiser(self) -> tuple[float, float]:
@@ -302,7 +302,7 @@ class Proof(Displayed):
             )
         verdict = closeness(self.agreement) if self.drop is None and self.agreement.compared else "healthy"
         unlike = worst.level_note if worst is not None else ""
-        sqnr, measure = f"{self.agreement.sqnr_db:.1f} dB SQNR", "measure accuracy with --task before you deploy it"
+        sqnr, measure = f"{self.agreement.sqnr_db:.1f} dB SQNR", "measure accuracy with ⟨task⟩ before you deploy it"
         short = self.repair is not None and not self.repair.met
         if self.drop is not None and (self.drop > POOR_DROP or short):
             sentences.append(
@@ -341,7 +341,7 @@ class Proof(Displayed):
         if self.samples < FEWEST_SAMPLES:
             samples_say = "1 sample says" if self.samples == 1 else f"{self.samples} samples say"
             sentences.append(
-                f"{samples_say} little about others: give at least {FEWEST_SAMPLES}, and better 100, with --val"
+                f"{samples_say} little about others: give at least {FEWEST_SAMPLES}, and better 100, with ⟨val⟩"
             )
         if self.unseen:
             listed = ", ".join(map(repr, self.unseen))
@@ -350,7 +350,7 @@ class Proof(Displayed):
                 "be too narrow, and the outputs may follow float32 less closely; add samples with such values"
             )
         if not self.held_out:
-            sentences.append("accuracy was measured on the calibration samples; give held-out samples with --val")
+            sentences.append("accuracy was measured on the calibration samples; give held-out samples with ⟨val⟩")
         return tuple(sentences)
 
     def _advice(self) -> str:
@@ -359,8 +359,8 @@ class Proof(Displayed):
         if self.repair is None and self.too_few:
             return f"nothing is repaired by fewer than {FEWEST_SAMPLES} samples; {closer}"
         if self.repair is None:
-            return f"`--effort thorough` without --as-is and --recover may repair it; {closer}"
-        more = "" if self.repair.effort == "thorough" else "`--effort thorough` tries more; "
+            return f"`⟨effort⟩ thorough` without ⟨effort=None⟩ and ⟨recover⟩ may repair it; {closer}"
+        more = "" if self.repair.effort == "thorough" else "`⟨effort⟩ thorough` tries more; "
         return f"{self.repair.sentence}; {more}{closer}"
 
     def check(self, *, max_drop: float | None, require_coverage: float | None) -> None:
@@ -369,12 +369,12 @@ class Proof(Displayed):
         """
         lost = self.drop
         if max_drop is not None and lost is None:
-            raise UsageError("a limit on the accuracy drop needs labels", "Give labelled --val data")
+            raise UsageError("a limit on the accuracy drop needs labels", "Give labelled ⟨val⟩ data")
         if max_drop is not None and lost is not None and lost > max_drop:
             name = self.accuracy[FLOAT].primary
             raise CheckFailedError(
                 f"accuracy falls by {_points(name, lost)}, more than the {_points(name, max_drop)} allowed",
-                f"{self._advice()}; or raise --max-drop",
+                f"{self._advice()}; or raise ⟨max_drop⟩",
             )
         share = self.coverage.int8_mac_share
         if require_coverage is not None and (share is None or not self.coverage.measured):
@@ -387,7 +387,7 @@ class Proof(Displayed):
             raise CheckFailedError(
                 f"{share:.1%} of the multiply-accumulates run in int8, less than the "
                 f"{require_coverage:.1%} required{reason}",
-                "Lower --require-coverage, or see `edgeq inspect -v` for what could run in int8",
+                "Lower ⟨require_coverage⟩, or see `edgeq inspect -v` for what could run in int8",
             )
 
     def __record__(self) -> dict[str, Any]:
@@ -422,8 +422,8 @@ def unchecked(reason: str) -> RuntimeUnavailableError:
     forecast can prove a coverage.
     """
     return RuntimeUnavailableError(
-        f"--require-coverage cannot be checked here: {reason}",
-        "Enable its kernels here, check on such a device, or leave out --require-coverage",
+        f"⟨require_coverage⟩ cannot be checked here: {reason}",
+        "Enable its kernels here, check on such a device, or leave out ⟨require_coverage⟩",
     )
 
 
@@ -507,7 +507,8 @@ def prove(
         if broken:
             raise NotFiniteError(
                 f"{artifact.model.name}: output {broken[0]!r} is not finite, but the float model's is",
-                "Keep the layers that cause it in float with --min-sqnr 20, or see the ranges: `edgeq calibrate show`",
+                "Keep the layers that cause it in float with ⟨min_sqnr_db⟩ 20, or see the ranges: `edgeq calibrate "
+                "show`",
             )
         if artifact.plugin is None:
             check_other_sizes(

@@ -108,7 +108,7 @@ class Request:
             as_targets(arguments.pop("targets", cls.targets)),
             _checked_overrides(arguments.pop("overrides", None)),
             parse_drop(arguments.pop("max_drop", None)),
-            require_coverage=parse_share("--require-coverage", arguments.pop("require_coverage", None)),
+            require_coverage=parse_share("⟨require_coverage⟩", arguments.pop("require_coverage", None)),
             **arguments,
         )
 
@@ -168,7 +168,7 @@ class Request:
             HardwareError: a backend is not available.
         """
         if self.max_drop is not None and self.task is None and self.val is None:
-            fix = "Give labelled --val data: class folders, --labels FILE, or --annotations FILE for a detector"
+            fix = "Give labelled ⟨val⟩ data: class folders, ⟨labels⟩ FILE, or ⟨annotations⟩ FILE for a detector"
             raise UsageError("a limit on the accuracy drop needs labels", fix)
         schemes = [target.profile.scheme.replace(**self.overrides) for target in targets]
         # A backend that cannot build a scheme says so here, before the model is read.

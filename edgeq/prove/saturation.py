@@ -411,7 +411,7 @@ def audit_saturation(
         EdgeqError: the model or the data cannot be loaded, read or run.
     """
     if reference is not None and data is None:
-        raise UsageError("the comparison with a float model needs samples", "Give --data")
+        raise UsageError("the comparison with a float model needs samples", "Give ⟨data⟩")
     if reference is not None:
         model_signature(reference)  # checks the file before onnxruntime opens it
     settings = SessionSettings(config=config or {})
@@ -420,7 +420,7 @@ def audit_saturation(
         plugin = engine if engine is not None and engine.module else find_description(loaded.settings.engine)
         name = plugin.name if plugin is not None else DEFAULT
         if plugin is not None and not plugin.int8.saturation:
-            raise UsageError(f"it is unknown how {name}'s kernels saturate", "Leave --engine out")
+            raise UsageError(f"it is unknown how {name}'s kernels saturate", "Leave ⟨engine⟩ out")
         if target is not None and not _saturates(target, plugin):
             return Audited(loaded.name, Audit(()), name, target.name)
         features = target.features if target is not None else frozenset[str]()

@@ -13,16 +13,16 @@ from edgeq.util.numbers import parse_drop
 
 
 def read_verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
-    """Return the request that the flat options of `edgeq verify --on` describe.
+    """Return the request that the arguments of `edgeq verify` describe.
 
     Raises:
-        UsageError: --max-drop is given without --task.
+        UsageError: `max_drop` is given without `task`.
     """
     named, _ = split_task_options(options)
     fields = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task", "expect")}
     drop = parse_drop(options["max_drop"])
     if drop is not None and options["task"] is None:
-        raise UsageError("--max-drop needs a task that measures accuracy", "Give --task and labelled --data")
+        raise UsageError("⟨max_drop⟩ needs a task that measures accuracy", "Give ⟨task⟩ and labelled ⟨data⟩")
     return VerifyRequest(bundle, variant=variant, options=named, max_drop=drop, **fields)
 
 
@@ -34,4 +34,4 @@ def refuse_without_target(options: Mapping[str, Any]) -> None:
     """
     name = next((name for name, value in options.items() if value not in (None, ())), None)
     if name is not None:
-        raise UsageError(f"⟨{name}⟩ is for checks on another target's kernels", "Name the target with --on")
+        raise UsageError(f"⟨{name}⟩ is for checks on another target's kernels", "Name the target with ⟨on⟩")

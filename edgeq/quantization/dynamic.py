@@ -40,7 +40,7 @@ def check_dynamic(scheme: Scheme) -> None:
     untyped = next((t for t in scheme.op_types or () if t in OPERATORS and t not in scheme.dynamic_weight_types), None)
     if untyped is not None:
         raise UsageError(
-            f"the profile has no weight type for dynamic {untyped}", "Name one with --weight-type, or leave it in float"
+            f"the profile has no weight type for dynamic {untyped}", "Name one with ⟨weight_type⟩, or leave it in float"
         )
 
 
@@ -117,7 +117,7 @@ def quantize_types(
         float_nodes |= stacked_products(prepared.model)
     if _writes_tables(scheme):
         float_nodes |= {str(node.name) for node in nodes if table_of(node) is not None}
-    fix = "Keep the node in float with --exclude, or choose another scheme"
+    fix = "Keep the node in float with ⟨exclude⟩, or choose another scheme"
     with quantizer_files(source, target, prepared.source, fix) as files:
         quantize_dynamic(
             **files,

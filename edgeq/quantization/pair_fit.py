@@ -44,7 +44,7 @@ def check_fit(scheme: Scheme) -> None:
         UsageError: another option is set that `fit_pairs` excludes; the message names the field of that option.
     """
     if scheme.mode != "static" or scheme.format != "QDQ":
-        raise UsageError("fit_pairs is for static QDQ quantization", "Use --reduce-range, or --format QDQ")
+        raise UsageError("fit_pairs is for static QDQ quantization", "Use ⟨reduce_range=True⟩, or ⟨format⟩ QDQ")
     if scheme.weight_type != "int8" or not scheme.weight_symmetric:
         raise UsageError("fit_pairs is for symmetric int8 weights", "Leave it out: other weights do not need it")
     if scheme.fit_seen and not scheme.fit_pairs:

@@ -206,7 +206,7 @@ def quantize_with_ranges(
         # The quantizer would rename the output, and with it the input, to the name of a DequantizeLinear's output.
         raise ModelError(
             f"{prepared.source}: its output {through!r} is an unchanged input",
-            "Export it without that output, or choose --format QOperator",
+            "Export it without that output, or choose ⟨format⟩ QOperator",
         )
 
     # The folder is private, because the quantizer leaves shape-inferred copies of big models next to the file that it

@@ -54,7 +54,7 @@ def write_weight_only(
     products = _to_blocks(model, scheme) if types.intersection(("MatMul", "Gemm")) else {}
     # The file would be the float model under another name.
     if not products:
-        raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Leave --weight-only out")
+        raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Leave ⟨weight_only⟩ out")
     # A given choice needs no measurement, and without samples there is nothing to measure on.
     if scheme.float_compute is None and samples is not None:
         compute = choose_compute(model, prepared, samples)

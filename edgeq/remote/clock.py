@@ -1,4 +1,4 @@
-"""Implement `edgeq tune --on`: speed comparisons, self-tests and profiles on boards of one kind.
+"""Implement `edgeq tune` with `on`: speed comparisons, self-tests and profiles on boards of one kind.
 
 If a board fails, edgeq continues with the other boards, if any are left. If a board throttles because of heat, edgeq
 lets it rest once. If it throttles again, edgeq leaves it out.
@@ -200,7 +200,7 @@ class BoardClock:
             if may_rest:
                 self._progress.note(f"{name} throttled for heat during a race: it rests for {COOL_S:g} s")
                 self._sleep(COOL_S)
-        raise BoardError(f"{name} throttles for heat again after a rest", "Cool it, then continue with --resume")
+        raise BoardError(f"{name} throttles for heat again after a rest", "Cool it, then continue with ⟨resume=True⟩")
 
     def _check_same(self) -> None:
         profiles = load_profiles()

@@ -1,4 +1,4 @@
-"""Find the boards that `--on` names: one board by its address or by its name in a devices file, or all boards of a
+"""Find the boards that `on` names: one board by its address or by its name in a devices file, or all boards of a
 file.
 """
 
@@ -70,7 +70,7 @@ class Board(DeviceEntry):
 
 
 def find_boards(text: str) -> tuple[Board, ...]:
-    """Return the boards that the value of an `--on` option names. The result is empty if the value names something
+    """Return the boards that one value of `on` names. The result is empty if the value names something
     else, such as a target.
 
     Raises:
@@ -164,7 +164,7 @@ def _parse_address(address: str) -> Board:
 
 
 def find_fleet(texts: Sequence[str]) -> tuple[Board, ...]:
-    """Return all boards that several `--on` options name, without duplicates.
+    """Return all boards that several values of `on` name, without duplicates.
 
     Raises:
         UsageError: an option names no board.

@@ -193,7 +193,7 @@ class Link:
         detail = shorten(lines[-1]) if lines else f"exit code {code}"
         if code == LINK_FAILED:
             return BoardError(
-                f"{name}: the link was cut ({detail})", "Try again; --resume continues where tune stopped"
+                f"{name}: the link was cut ({detail})", "Try again; ⟨resume=True⟩ continues where tune stopped"
             )
         return BoardError(f"{name}: {detail}")
 

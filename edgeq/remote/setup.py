@@ -141,5 +141,5 @@ def _wheels_hint(session: BoardSession, newest: str) -> str:
     kind = "".join(c for c in machine.decode("utf-8", "replace") if c.isalnum() or c == "_") if code == 0 else "MACHINE"
     version = ".".join(session.hello.python.split(".")[:2])
     get = f"pip download --only-binary :all: --platform manylinux_2_28_{kind} --python-version {version}"
-    retry = f"edgeq device setup {shlex.quote(session.board.name)} --wheels wheels"
+    retry = f"edgeq device setup {shlex.quote(session.board.name)} ⟨wheels⟩ wheels"
     return f"If it reaches no package index: {get} numpy '{newest}' -d wheels here, then {retry}"

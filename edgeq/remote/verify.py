@@ -136,11 +136,11 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
         session.require("numpy", "onnxruntime")
         initial = describe_board(session)
         place = session.send_bundle(request.bundle, progress)
-        named = ["--variant", request.variant] if request.variant else []
-        named += ["--expect", request.expect] if request.expect else []
+        named = ["⟨variant⟩", request.variant] if request.variant else []
+        named += ["⟨expect⟩", request.expect] if request.expect else []
         with progress.stage(f"verifying on {board.name}"):
             code, out, error_line = session.run(
-                *session.python, "-B", f"{place}/edgeq_run.py", "verify", "--json", *named, limit_s=link.VERIFY_S
+                *session.python, "-B", f"{place}/edgeq_run.py", "verify", "⟨json⟩", *named, limit_s=link.VERIFY_S
             )
         # A report on stdout says more than the exit code, so the code counts only without one.
         if code not in (0, _CHECK_FAILED) and not out:
@@ -239,7 +239,7 @@ class VerifiedEverywhere:
 def verify_everywhere(
     bundle: Path, variant: str | None, options: Mapping[str, Any], *, progress: Progress = SILENT
 ) -> VerifiedEverywhere:
-    """Run `edgeq verify --on` with its command-line options. Each name in `--on` is a board or a target."""
+    """Run `edgeq verify` with its arguments. Each name in `on` is a board or a target."""
     request = read_verify_request(bundle, variant, options)
     boards = {name: find_boards(name) for name in request.on}
     # A name that is no board can only be a target, and `verify_on` reports it if it is neither.

@@ -38,7 +38,7 @@ from edgeq.util.records import plain
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return a record from a separate file: report.json, tuning.json or the output of `edgeq tune --json`.
+    """Return a record from a separate file: report.json, tuning.json or the JSON of `edgeq tune`.
 
     Raises:
         DataError: the file is not one of these records.
@@ -258,7 +258,7 @@ def report_bundle(
             is timed against the variant.
         variant: the variant to measure, or None for the best one for this machine.
         settings: settings for timing the bundle.
-        fleet: the output of `edgeq bench --on FLEET.toml --json`, which is shown in its own section.
+        fleet: the JSON of `edgeq bench` for a fleet, which is shown in its own section.
         force: True to replace any file at `output`. An earlier report that nobody changed is always replaced.
 
     Raises:
@@ -269,7 +269,7 @@ def report_bundle(
     """
     path = path_of(path, "bundle")
     if variant is not None and not measure:
-        raise UsageError("--variant needs --bench", "Add --bench, or leave out --variant")
+        raise UsageError("⟨variant⟩ needs ⟨bench⟩", "Add ⟨bench⟩, or leave out ⟨variant⟩")
     place = Path(output) if output is not None else _page_path(path)
     _check_outside(place, path)
     # Refuse the output before the measurement, which takes minutes.
@@ -277,11 +277,11 @@ def report_bundle(
     check_apart(place, [path, *([fleet] if fleet is not None else [])])
     if _is_record(path):
         if measure:
-            raise UsageError(f"{path} is a record, which cannot be timed", "Give a bundle, or leave out --bench")
+            raise UsageError(f"{path} is a record, which cannot be timed", "Give a bundle, or leave out ⟨bench⟩")
         record = read_record(path / TUNING if path.is_dir() else path)
     elif _of_a_run(path):
         raise DataError(
-            f"{path} belongs to a run that has not ended", "Repeat the command that started it, with --resume"
+            f"{path} belongs to a run that has not ended", "Repeat the command that started it, with ⟨resume=True⟩"
         )
     elif path.is_file() and not is_bundle(path):
         raise UsageError(f"{path} is not a bundle", "Give a bundle; `edgeq compare` takes model files")
@@ -292,7 +292,7 @@ def report_bundle(
                 record = add_measurements(record, bundle, variant, settings, progress)
     if fleet is not None:
         fleet_record = read_json(
-            fleet, FleetRecord, DataError, "Give the output of `edgeq bench --on FLEET.toml --json`"
+            fleet, FleetRecord, DataError, "Give the output of `edgeq bench ⟨on⟩ FLEET.toml ⟨json⟩`"
         )
         record = {**record, "fleet": plain(fleet_record)}
     data = read_report(record)

@@ -374,7 +374,7 @@ def _speedup(comparison: Comparison, limit: float, a: str, b: str) -> LimitCheck
     sentences = {
         HELD: "",
         MISSED: f"{said}, {required}",
-        UNSETTLED: f"it was not shown that {b} is {times(limit)} as fast as {a}: {said}; try a longer --duration",
+        UNSETTLED: f"it was not shown that {b} is {times(limit)} as fast as {a}: {said}; try a longer ⟨duration_s⟩",
     }
     return LimitCheck("latency", limit, f"at least {times(limit)} the speed", outcome, sentences[outcome])
 
@@ -529,19 +529,19 @@ def run_comparison(
         # Annotations already name a task: detection.
         request = replace(request, task=infer_task_name(None, request.options))
     if request.task is not None and request.data is None:
-        raise UsageError("a task needs samples", "Give --data")
+        raise UsageError("a task needs samples", "Give ⟨data⟩")
     if request.data is None:
         # Without samples, these would be ignored silently.
-        about = {"--preprocess": request.preprocess, "--labels": request.labels, "--count": request.count}
+        about = {"⟨preprocess⟩": request.preprocess, "⟨labels⟩": request.labels, "⟨count⟩": request.count}
         for option, value in about.items():
             if value is not None:
-                raise UsageError(f"{option} is about samples", "Give them with --data, or leave it out")
+                raise UsageError(f"{option} is about samples", "Give them with ⟨data⟩, or leave it out")
     if request.task is None and request.options.given():
-        raise UsageError("task options without a task", "Give a --task")
+        raise UsageError("task options without a task", "Give a ⟨task⟩")
     if request.limits.max_drop is not None and request.task is None:
-        raise UsageError("--max-drop needs a task", "Give a --task, and labelled samples as --data")
+        raise UsageError("⟨max_drop⟩ needs a task", "Give a ⟨task⟩, and labelled samples as ⟨data⟩")
     if request.limits.min_speedup is not None and not request.timed:
-        raise UsageError("--min-speedup needs timing", "Leave out --no-timing")
+        raise UsageError("⟨min_speedup⟩ needs timing", "Leave out ⟨timed=False⟩")
     notes: list[str] = []
     settings = SessionSettings(config=request.session_options, intra_op_threads=request.threads)
     refuse_ignored(settings, request.a, request.b)
@@ -554,7 +554,7 @@ def run_comparison(
             notes.append("their inputs differ, so they cannot run on the same samples or be timed together")
         samples = _samples(request, a, b, progress)
         if samples is None:
-            notes.append("without --data, their outputs are not compared")
+            notes.append("without ⟨data⟩, their outputs are not compared")
         evaluation = None
         task = as_task(request.task, request.options) if request.task is not None else None
         if samples is not None and fits:

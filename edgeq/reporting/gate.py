@@ -81,7 +81,7 @@ class GateLimits:
             UsageError: `max_drop` is set but there is no task.
         """
         if self.max_drop is not None and not task:
-            raise UsageError("max_drop needs a task", "Give --task, and labelled samples as --data")
+            raise UsageError("max_drop needs a task", "Give ⟨task⟩, and labelled samples as ⟨data⟩")
         # A gate with labels has a limit on accuracy even if nobody set one.
         drop = (0.01 if self.max_drop is None else self.max_drop) if task else None
         return LossLimits(drop, 1 / (1 + self.max_slowdown), self.max_growth, self.max_memory_growth)
@@ -131,7 +131,7 @@ class Gated(Displayed):
             return
         sentences = {kind: [c.sentence for c in self.checks if c.outcome == kind] for kind in (MISSED, UNSETTLED)}
         if sentences[MISSED]:
-            raise WorseError("; ".join(sentences[MISSED]), "Accept it with --update, or correct the model")
+            raise WorseError("; ".join(sentences[MISSED]), "Accept it with ⟨update=True⟩, or correct the model")
         if sentences[UNSETTLED] and self.limits.inconclusive == "fail":
             raise InconclusiveError("; ".join(sentences[UNSETTLED]), "Run it on a quiet machine, or see docs/gate.md")
 
@@ -180,7 +180,7 @@ def gate(
         checks = check_limits(comparison, "the baseline", "the model")
     # A gate without a baseline would let everything pass.
     elif not update:
-        raise UsageError(f"there is no baseline at {baseline}", "Write it once with --update, and keep it")
+        raise UsageError(f"there is no baseline at {baseline}", "Write it once with ⟨update=True⟩, and keep it")
     if update:
         write_baseline(model, baseline)
     return Gated(model, baseline, limits, comparison, checks, update, place.name if place is not None else None)

@@ -292,7 +292,7 @@ def layers_view(variant: VariantRecord) -> dict[str, Any] | None:
         "conversions": _conversions(layers, conversion_us),
         "slower": _slower(layers),
         "exclude": as_options(
-            " ".join(f"--exclude {shlex.quote(layer.name)}" for layer in _made_slower(layers)[:_NAMED])
+            " ".join(f"⟨exclude⟩ {shlex.quote(layer.name)}" for layer in _made_slower(layers)[:_NAMED])
         ),
         "folded": "" if len(layers) == len(worst) else every if len(layers) <= _TABLE_LAYERS else full_title,
         "low_db": _LOW_DB,
@@ -442,7 +442,7 @@ def _policy(script: str) -> str:
 
 SCHEMA = "edgeq.report/1"
 RECORD, PAGE, TUNING = "report.json", "report.html", "tuning.json"
-DEVICE_COMMANDS = ("edgeq report BUNDLE --bench", "edgeq verify BUNDLE", "python edgeq_run.py bench   # on the device")
+DEVICE_COMMANDS = ("edgeq report BUNDLE ⟨bench⟩", "edgeq verify BUNDLE", "python edgeq_run.py bench   # on the device")
 # More digits than the page shows anywhere, and few enough to hide the last bits of sums.
 DIGITS = 5
 
@@ -458,8 +458,8 @@ def make_record(
     """Return the content of report.json. docs/report.md lists the keys.
 
     Args:
-        variants: the record of each variant by name, as in `edgeq package --json`, with `title`, `histograms`, `layers`
-            and `kernels` if they are known.
+        variants: the record of each variant by name, as in the JSON of `edgeq package`, with `title`, `histograms`,
+            `layers` and `kernels` if they are known.
         model: the sha256 and the size in bytes of the float32 model.
     """
     return {

@@ -72,7 +72,7 @@ class Repaired:
 
 @dataclass(frozen=True)
 class VariantRecord:
-    """Describe one way to run the model, and its proof. The keys are those of `edgeq package --json`, and also the
+    """Describe one way to run the model, and its proof. The keys are those of the JSON of `edgeq package`, and also the
     name, `title`, `layers`, `kernels` and `histograms`. All but the name may be missing.
 
     Attributes:
@@ -388,15 +388,15 @@ def verdict_of(data: ReportData, variant: VariantRecord | None) -> ReportVerdict
 
 def _closer(data: ReportData, variant: VariantRecord, *, slow: bool, poor: bool, missed: bool) -> Iterator[str]:
     """Yield the commands that show the cause of a bad verdict. MODEL.onnx is the float32 model."""
-    named = f" --variant {shlex.quote(variant.name)}" if variant.name and len(data.variants) > 1 else ""
+    named = f" ⟨variant⟩ {shlex.quote(variant.name)}" if variant.name and len(data.variants) > 1 else ""
     if poor:
-        yield f"edgeq debug MODEL.onnx BUNDLE{named} --data SAMPLES"
+        yield f"edgeq debug MODEL.onnx BUNDLE{named} ⟨data⟩ SAMPLES"
     if slow:
-        yield f"edgeq report BUNDLE --bench{named}"
+        yield f"edgeq report BUNDLE ⟨bench⟩{named}"
     if missed:
         # A run that chose a candidate wrote a bundle, which the next run has to replace.
-        over = "--force " if data.tuning is not None and data.tuning.chosen else ""
-        yield f"edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume {over}-o BUNDLE"
+        over = "⟨force=True⟩ " if data.tuning is not None and data.tuning.chosen else ""
+        yield f"edgeq tune MODEL.onnx ⟨data⟩ SAMPLES ⟨max_drop⟩ MORE ⟨resume=True⟩ {over}-o BUNDLE"
 
 
 def timing_of(data: ReportData, variant: VariantRecord | None) -> TimingRecord | None:

@@ -81,7 +81,7 @@ class Latency:
 @dataclass(frozen=True)
 class TimingRecord:
     """Hold latencies of models that were timed against each other, and other data from the same report. The latencies
-    are those of one scenario of `edgeq bench --json`.
+    are those of one scenario in the JSON of `edgeq bench`.
 
     Attributes:
         models: latencies by name, in the order in which they are drawn.
@@ -119,7 +119,7 @@ class BenchSettingsRecord:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Hold the parts of `edgeq bench --json` (docs/bench.md) that the report draws."""
+    """Hold the parts of the JSON of `edgeq bench` (docs/bench.md) that the report draws."""
 
     scenarios: Mapping[str, TimingRecord] = field(default_factory=dict)
     models: Mapping[str, BenchModelRecord] = field(default_factory=dict)
@@ -335,7 +335,7 @@ class KindRow:
 
 @dataclass(frozen=True)
 class FleetRecord:
-    """Hold the result of `edgeq bench --on FLEET.toml --json`, which is one scenario on every board."""
+    """Hold the JSON of `edgeq bench` for a fleet, which is one scenario on every board."""
 
     boards: tuple[FleetRow, ...]
     kinds: tuple[KindRow, ...] = ()

@@ -445,8 +445,9 @@ def retarget(
             raise ModelError(
                 f"{model} has no 8-bit activations with constant scales"
                 + (", only dynamic quantization" if source_form.format == "dynamic" else ""),
-                "It runs as it is. For another runtime use `edgeq quantize FLOAT.onnx --dynamic -o OUT.onnx`, or with "
-                "--data SAMPLES instead of --dynamic",
+                "It runs as it is. For another runtime use `edgeq quantize FLOAT.onnx ⟨mode='dynamic'⟩ -o OUT.onnx`, "
+                "or with "
+                "⟨data⟩ SAMPLES instead of ⟨mode='dynamic'⟩",
             )
         unchanged = _rewrite(graph, source_form, changes, format, activation_type, weight_type, wanted)
         # The changes leave nodes that nothing reads, and nodes that come before those that they read.

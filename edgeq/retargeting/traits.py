@@ -60,7 +60,7 @@ def check_target(model: ir.Model, target: Target, model_path: Path, source_form:
         raise ModelError(
             f"{model_path} has {' and '.join(problems)}, which {target.name} does not support: "
             + "; ".join(dict.fromkeys(reasons)),
-            f"Other scales need samples: `edgeq quantize {source} -t {target.name} --data SAMPLES -o OUT.onnx`",
+            f"Other scales need samples: `edgeq quantize {source} -t {target.name} ⟨data⟩ SAMPLES -o OUT.onnx`",
         )
 
 

@@ -182,7 +182,7 @@ def choose_file_engine(model: Path, settings: SessionSettings) -> SessionSetting
         return settings
     if settings.engine is not None:
         problem = f"{model} is a {file_engine.suffix} file, which {settings.engine.name} does not open"
-        raise UsageError(problem, f"Give the ONNX model, or --engine {file_engine.name}")
+        raise UsageError(problem, f"Give the ONNX model, or ⟨engine⟩ {file_engine.name}")
     return replace(settings, engine=load_engines()[file_engine.name])
 
 
@@ -196,13 +196,13 @@ def parse_session_options(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise UsageError(f"--session-option {text!r} has no value", "Write KEY=VALUE")
+            raise UsageError(f"⟨session_options⟩ {text!r} has no value", "Write KEY=VALUE")
         if key not in load_rules():
             hint = closest(key, load_rules(), "They are listed in docs/bundle.md")
-            raise UsageError(f"--session-option {key!r} is not one that edgeq sets", hint)
+            raise UsageError(f"⟨session_options⟩ {key!r} is not one that edgeq sets", hint)
         problem = session_problem(key, value, references=False)
         if problem:
-            raise UsageError(f"--session-option {key} {problem}")
+            raise UsageError(f"⟨session_options⟩ {key} {problem}")
         options[key] = value
     return options
 

@@ -133,7 +133,7 @@ def find_python(toolkit: Toolkit) -> Path:
     """
     named = os.environ.get(toolkit.variable, "")
     place = Path(named) if named else toolkit.folder / "bin" / "python"
-    fix = f"Run `edgeq toolkit {toolkit.name} --install`, or name a Python that has it in {toolkit.variable}"
+    fix = f"Run `edgeq toolkit {toolkit.name} ⟨install⟩`, or name a Python that has it in {toolkit.variable}"
     # A Python that the user names is the user's decision; a cache must be checked.
     if not named:
         _check_cache(toolkit, toolkit.folder)
@@ -154,7 +154,7 @@ def _check_cache(toolkit: Toolkit, folder: Path) -> None:
         raise RuntimeUnavailableError(
             f"{toolkit.needs} is not run: {problem}",
             f"Remove {toolkit.folder}, set XDG_CACHE_HOME to a folder that only you can write, and run "
-            f"`edgeq toolkit {toolkit.name} --install`",
+            f"`edgeq toolkit {toolkit.name} ⟨install⟩`",
         )
 
 

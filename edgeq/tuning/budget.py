@@ -21,7 +21,7 @@ def parse_budget(text: str | None) -> float | None:
     seconds = sum(float(parts[unit]) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)) if parts)
     # Text that is empty or does not match counts as 0 seconds here.
     if not 0 < seconds < math.inf:
-        raise UsageError(f"--budget {text!r} is not a time span", "Write 90s, 10m or 1h30m")
+        raise UsageError(f"⟨budget⟩ {text!r} is not a time span", "Write 90s, 10m or 1h30m")
     return seconds
 
 

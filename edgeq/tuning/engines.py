@@ -84,7 +84,7 @@ class Field:
             version = counterpart.problem or counterpart.version or "none"
             problem = f"{name} {self.versions[name]} is here, {version} on the board"
             if any(choice.engine.name == name for choice in requests):
-                raise EngineError(problem, "Install the same version on both, or leave --engine out")
+                raise EngineError(problem, "Install the same version on both, or leave ⟨engine⟩ out")
             progress.note(f"{name} is left out: {problem}")
         return self.without(mismatches)
 
@@ -110,7 +110,7 @@ def find_field(
     # Without timing, or with an engine of the target's own, there is nothing to compare.
     if not timed or backend_named(target.backend).targeted or find_only_engine(target.backend):
         if not with_own_kernels:
-            raise UsageError(f"{requests[0].name} does not run what is built for {target.name}", "Leave --engine out")
+            raise UsageError(f"{requests[0].name} does not run what is built for {target.name}", "Leave ⟨engine⟩ out")
         return Field()
     # Find the libraries of named engines first: an engine that is asked for but not installed is an error, not a note.
     for name in sorted(names):

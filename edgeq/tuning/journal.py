@@ -79,7 +79,7 @@ class Journal:
             raise OutputError(f"{path} is not a journal of edgeq's", "Move it, or choose another output")
         elif path.exists():
             raise OutputError(
-                f"{path} exists from an earlier run", "Continue with --resume, or start again with --force"
+                f"{path} exists from an earlier run", "Continue with ⟨resume=True⟩, or start again with ⟨force=True⟩"
             )
 
     @property
@@ -116,7 +116,7 @@ class Journal:
     def _load(self) -> None:
         # A journal may come from anywhere, so its size is checked before its content is read.
         if self.path.stat().st_size > _MAX_BYTES:
-            raise OutputError(f"{self.path} is too large for a journal", "Remove it, or start without --resume")
+            raise OutputError(f"{self.path} is too large for a journal", "Remove it, or start without ⟨resume=True⟩")
         if not is_journal(self.path):
             raise OutputError(f"{self.path} is not a journal of edgeq's", "Move it, or choose another output")
         content = read_file(self.path)
@@ -131,7 +131,7 @@ class Journal:
         except (DeviceError, OutputError) as error:
             raise OutputError(
                 f"{self.path} is not a journal of this version ({error.problem})",
-                "Remove it, or start without --resume",
+                "Remove it, or start without ⟨resume=True⟩",
             ) from error
         mine, settings = self._header.settings, header.settings
         different = sorted(k for k in {*settings, *mine} if settings.get(k) != mine.get(k))

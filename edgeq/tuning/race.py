@@ -49,7 +49,7 @@ def time_kernels(trials: Trials, threads: Sequence[int], engines: Field) -> None
             break
     sources = [t.candidate for t in trials.alive() if t.candidate.engine is None]
     for candidate in () if engines.own else sources:
-        trials.eliminate(candidate.name, "--engine leaves onnxruntime's own kernels out")
+        trials.eliminate(candidate.name, "⟨engine⟩ leaves onnxruntime's own kernels out")
     drop_slower_twins(
         trials, with_own_kernels=False
     )  # with some layers in float, onnxruntime's own kernels may still become faster

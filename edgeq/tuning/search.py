@@ -166,7 +166,7 @@ class Searches:
         total, narrow, note = BudgetClock(budget_s), memory.narrow(space), {}
         if narrow is not None:
             names = ", ".join(dict.fromkeys(e.model for e in memory.evidence))
-            self.progress.note(f"beginning with the winners on {names}; --no-memory turns this off")
+            self.progress.note(f"beginning with the winners on {names}; ⟨memory=False⟩ turns this off")
             outcome, field = self._search_space(narrow, total, replace(self.goal, strict=True))
             is_confirmed, unclear = memory.is_confirmed_by(outcome), memory.describe_unclaimed(outcome)
             note = {"models": [e.model for e in memory.evidence], "confirmed": is_confirmed}

@@ -125,7 +125,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
     scheme, prepared = candidate.scheme, job.prepared
     for position, recovery in enumerate(candidate.recoveries):
         if job.calibration is None:
-            raise UsageError(f"{recovery} needs calibration samples", "Give them with --data")
+            raise UsageError(f"{recovery} needs calibration samples", "Give them with ⟨data⟩")
         # The name contains all recoveries so far, so candidates share the models of a common beginning.
         prefix = "-".join(candidate.recoveries[: position + 1])
         prepared = _apply_recovery(recovery, prepared, job.calibration, f"{prefix}-{scheme.mode}", scheme, progress)

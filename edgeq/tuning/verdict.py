@@ -40,7 +40,7 @@ def describe_doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         why = describe_unclaimed(winner) or "it was not timed"
         lines.append(
             f"speed unproven: {why}{_describe_earlier_claim(outcome)}; "
-            "--resume --force on a quiet machine measures it again"
+            "⟨resume=True⟩ ⟨force=True⟩ on a quiet machine measures it again"
         )
     return tuple(lines)
 
@@ -123,12 +123,14 @@ def describe_needs(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         speed = "is faster than float32 and " * (nearest.verdict == FASTER)
         lines.append(
             f"{nearest.name} {speed}{describe_loss(nearest.assessment)}: "
-            f"--max-drop {100 * nearest.loss + 0.005:.2f}% would let it through"
+            f"⟨max_drop⟩ {100 * nearest.loss + 0.005:.2f}% would let it through"
         )
     # On a busy machine nothing can be said about speed, and a reason that names a ratio would mislead.
     elif unclear:
         earlier = _describe_earlier_claim(outcome) if nearest is not None and nearest.name == outcome.chosen else ""
-        lines.append(f"no speed could be claimed: {unclear}{earlier}. --resume on a quiet machine measures it again")
+        lines.append(
+            f"no speed could be claimed: {unclear}{earlier}. ⟨resume=True⟩ on a quiet machine measures it again"
+        )
     elif nearest is not None and accurate:
         so = "float32 is the better choice" if nearest.verdict == SLOWER else "no difference in speed is settled"
         lines.append(f"{nearest.name} keeps the accuracy, at {describe_speed(nearest.timing, of='float32')}: {so}")
@@ -138,7 +140,7 @@ def describe_needs(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     elif not outcome.out_of_time:
         lines.append("no candidate was measured on all samples: see the reason given for each")
     if outcome.out_of_time:
-        lines.append("give more --budget: the search was not finished")
+        lines.append("give more ⟨budget⟩: the search was not finished")
     return tuple(lines)
 
 

@@ -142,7 +142,7 @@ def parse_drop(text: str | float | None) -> float | None:
     """
     if text is not None and not isinstance(text, str) and not 0 <= text <= 1:
         raise UsageError(f"the largest drop is {text}", "Give a number between 0 and 1")
-    value = parse_share("--max-drop", text)
+    value = parse_share("⟨max_drop⟩", text)
     if value == 1 and isinstance(text, str) and text.strip()[-1].isdigit():
-        raise UsageError(f"--max-drop {text} would allow any loss", f"Write {text}pt for {text} point, or 100%")
+        raise UsageError(f"⟨max_drop⟩ {text} would allow any loss", f"Write {text}pt for {text} point, or 100%")
     return value

@@ -353,7 +353,7 @@ def _remove(folder: PrivateFolder, parents: list[Path]) -> None:
 
 
 def _exists_error(path: Path) -> OutputError:
-    return OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
+    return OutputError(f"{path} exists already", "Pass ⟨force=True⟩ to replace it, or choose another output")
 
 
 def _full(path: Path) -> OutputError:

@@ -354,8 +354,8 @@ def test_a_relu_whose_input_has_another_reader_is_computed(tmp_path: Path, form:
 @pytest.mark.parametrize(
     ("weight", "nodes", "scheme", "words"),
     [
-        ((1, 8, 4), "y = MatMul (x, w)", {}, "--no-per-channel quantizes it"),
-        ((8, 4), "t = MatMul (x, w) y = Where (c, t, z)", {"format": "QOperator"}, "Choose --format QDQ"),
+        ((1, 8, 4), "y = MatMul (x, w)", {}, "per_channel=False"),
+        ((8, 4), "t = MatMul (x, w) y = Where (c, t, z)", {"format": "QOperator"}, "Choose `format` QDQ"),
     ],
 )
 def test_models_without_int8_say_why(

@@ -135,7 +135,7 @@ def test_lossless_conversions() -> None:
 @pytest.mark.parametrize(
     ("array", "dtype", "says"),
     [
-        (np.array([7], np.uint8), np.float32, "uint8, the model takes float32.*--preprocess"),
+        (np.array([7], np.uint8), np.float32, "uint8, the model takes float32.*`preprocess`"),
         (np.array([1.5]), np.int64, "float64, the model takes int64"),
         (np.array([1 << 40]), np.int32, "values that do not fit into int32"),
         (np.array([1e300]), np.float32, "values that do not fit into float32"),
@@ -169,11 +169,11 @@ GREY = signature(spec("x", "N", 1, 28, "W"))
 
 
 def test_an_axis_that_lacks_is_named_as_the_step_that_adds_it() -> None:
-    with pytest.raises(DataError, match="Add expand=0 to --preprocess"):
+    with pytest.raises(DataError, match="Add expand=0 to `preprocess`"):
         check_shapes("f", {"x": np.zeros((28, 28))}, GREY)
-    with pytest.raises(DataError, match="Add expand=2 to --preprocess"):
+    with pytest.raises(DataError, match="Add expand=2 to `preprocess`"):
         check_shapes("f", {"x": np.zeros((49, 10))}, signature(spec("x", "N", 49, 10, 1)))
-    with pytest.raises(DataError, match="name a --preprocess with expand=0 in it"):
+    with pytest.raises(DataError, match="name a `preprocess` with expand=0 in it"):
         plan_prepared({"x": (100, 28, 28)}, GREY, "f")
     with pytest.raises(DataError, match="Correct the data or its preprocessing"):
         check_shapes("f", {"x": np.zeros((27, 28))}, GREY)
@@ -181,11 +181,11 @@ def test_an_axis_that_lacks_is_named_as_the_step_that_adds_it() -> None:
 
 def test_channels_in_another_place_are_named_as_the_step_that_moves_them() -> None:
     first, last = signature(spec("x", "N", 3, 8, 9)), signature(spec("x", "N", "H", "W", 3))
-    with pytest.raises(DataError, match="Add layout=NCHW to --preprocess"):
+    with pytest.raises(DataError, match="Add layout=NCHW to `preprocess`"):
         check_shapes("f", {"x": np.zeros((1, 8, 9, 3))}, first)
-    with pytest.raises(DataError, match="Add layout=NHWC to --preprocess"):
+    with pytest.raises(DataError, match="Add layout=NHWC to `preprocess`"):
         check_shapes("f", {"x": np.zeros((1, 3, 8, 9))}, last)
-    with pytest.raises(DataError, match="name a --preprocess with layout=NCHW in it"):
+    with pytest.raises(DataError, match="name a `preprocess` with layout=NCHW in it"):
         plan_prepared({"x": (100, 8, 9, 3)}, first, "f")
     for shape in ((1, 9, 8, 3), (1, 3, 9, 8), (1, 8, 9, 4)):
         with pytest.raises(DataError, match="Correct the data or its preprocessing"):

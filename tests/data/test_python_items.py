@@ -110,7 +110,7 @@ def test_paths_of_images_are_decoded(tmp_path: Path, kind: Any, given: Any) -> N
     missing = open_samples([kind(tmp_path / "c.png")], IMAGE_MODEL, preprocess="layout=NCHW")
     with pytest.raises(DataError, match=r"^\S+c.png cannot be decoded: No such file or directory"):
         list(missing)
-    with pytest.raises(DataError, match=r"input 'x' is text or a path. Name the --preprocess"):
+    with pytest.raises(DataError, match=r"input 'x' is text or a path. Name the `preprocess`"):
         list(open_samples(given(paths), IMAGE_MODEL))
 
 

@@ -74,7 +74,7 @@ def test_a_board_of_the_user_s_own_is_checked_on_its_profile(data: Path, tmp_pat
         package(data / "net.onnx", samples, tmp_path / file.stem, targets=(file,), timed=False, emulate=False)
     (check,) = verify_on(VerifyRequest(tmp_path / "board", ("all",))).checks
     assert (check.variant, check.target, check.status) == ("board", native, "passed")
-    with pytest.raises(HardwareError, match=r"'kind', but neither is known here. Give the file .*--on FILE.toml"):
+    with pytest.raises(HardwareError, match=r"'kind', but neither is known here. Give the file .*`on` FILE.toml"):
         verify_on(VerifyRequest(tmp_path / "kind", ("all",)))
     (check,) = verify_on(VerifyRequest(tmp_path / "kind", (str(profile),))).checks
     assert check.variant == "kind"
@@ -91,12 +91,12 @@ HEXAGON = {"hexagon-v73": "passed", "hexagon-v73-compiled": "passed"} if SIMULAT
         (
             ("nvidia-t4",),
             {"nvidia-t4": "not run", "cuda-float16": "not run", "cpu-float32": "passed"},
-            "verify {bundle} --on all",
+            "verify {bundle} ⟨on⟩ all",
         ),
         (
             ("hexagon-v73", "gemmini"),
             {**HEXAGON, "hexagon-v73-cpu": "passed", "gemmini": "passed"},
-            "verify {bundle} --on all",
+            "verify {bundle} ⟨on⟩ all",
         ),
         (("auto",), {resolve("auto").profile.name: "passed"}, "verify {bundle}"),
     ],

@@ -117,7 +117,7 @@ def test_shares(text: str, share: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "-1%", "1.01", "101%", "nan", "inf", "1%%", "1 percent"])
 def test_refuses_malformed_shares(text: str) -> None:
-    with pytest.raises(UsageError, match="--max-drop"):
+    with pytest.raises(UsageError, match="`max_drop`"):
         Request.of(demo.MODEL, **arguments("--max-drop", text))
 
 

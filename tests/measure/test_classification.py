@@ -107,13 +107,13 @@ def test_scores_beside_class_numbers_need_no_name() -> None:
     meter = Classification().start()
     meter.update({"label": np.array([1]), "scores": np.array([[0.1, 0.9]])}, FakeSample(label=1))
     assert dict(meter.result())["top1"] == 1
-    with pytest.raises(UsageError, match=r"outputs are a, b\. Choose one with --task-output"):
+    with pytest.raises(UsageError, match=r"outputs are a, b\. Choose one with `task_output`"):
         meter.update({"a": np.zeros((1, 2)), "b": np.zeros((1, 2))}, FakeSample(label=1))
 
 
 @pytest.mark.parametrize(
     ("shift", "note"),
-    [(1, "the label plus 1 in 8 of 10 rows and the label in 1: --class-offset 1"), (-1, "count the labels from 0")],
+    [(1, "the label plus 1 in 8 of 10 rows and the label in 1: ⟨class_offset⟩ 1"), (-1, "count the labels from 0")],
 )
 def test_labels_counted_from_another_number_are_noted(shift: int, note: str) -> None:
     labels = np.array([1, 2, 3, 4, 1, 2, 3, 4, 2, 2])
@@ -148,7 +148,7 @@ def test_answers_of_a_guess_are_doubted() -> None:
         return meter.notes()
 
     assert "no better than a guess (10." in doubts(random.permutation(labels))[0]
-    assert "--classes FILE" in doubts(np.zeros(200, int))[0]
+    assert "⟨classes⟩ FILE" in doubts(np.zeros(200, int))[0]
     assert doubts(np.where(np.arange(200) % 3, random.integers(0, 10, 200), labels)) == ()
 
 

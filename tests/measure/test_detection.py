@@ -142,9 +142,9 @@ def test_detection_needs_annotations_and_a_decoder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs a decoder"):
         Detection(task.annotations, None).start()
     unlike = (FakeSample(inputs={"x": np.zeros((1, 3, 64, 64))}), {"y": np.zeros((1, 10))})
-    with pytest.raises(UsageError, match=r"no decoder is known for the outputs y \[1, 10\]\. Choose --decoder"):
+    with pytest.raises(UsageError, match=r"no decoder is known for the outputs y \[1, 10\]\. Choose `decoder`"):
         Detection(task.annotations, None).settled(iter([unlike]))
-    with pytest.raises(UsageError, match=r"--iou is 1\.5"):
+    with pytest.raises(UsageError, match=r"`iou` is 1\.5"):
         Detection(task.annotations, task.decoder, iou=1.5)
 
 

@@ -100,7 +100,7 @@ def test_grey_models_are_proposed_what_fits(tmp_path: Path) -> None:
         pixels = np.full((5, 7, 3), 80 * number, np.uint8)
         Image.fromarray(pixels).save(tmp_path / "images" / f"{number}.png")
     model, data = tmp_path / "m.onnx", tmp_path / "images"
-    with pytest.raises(DataError, match=r"Type --preprocess grey\S* if the model was trained with it") as caught:
+    with pytest.raises(DataError, match=r"Type `preprocess` grey\S* if the model was trained with it") as caught:
         open_or_search(Data(data), model_signature(model), session=lambda: open_session(model))
     assert "or give labels" in caught.value.fix
     samples = open_samples(data, model_signature(model), preprocess="grey")

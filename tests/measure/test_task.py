@@ -37,9 +37,9 @@ def test_options_of_another_type_are_refused(options: dict[str, Any], message: s
 
 
 def test_options_of_another_task_are_refused() -> None:
-    with pytest.raises(UsageError, match="--class-offset has no meaning for detection"):
+    with pytest.raises(UsageError, match="`class_offset` has no meaning for detection"):
         make_task("detection", TaskOptions(class_offset=0))
-    with pytest.raises(UsageError, match="--decoder has no meaning"):
+    with pytest.raises(UsageError, match="`decoder` has no meaning"):
         make_task("classification", TaskOptions(decoder="yolox"))
 
 

@@ -176,14 +176,14 @@ def test_open_sizes_are_assumed_and_reported_or_given(tmp_path: Path) -> None:
     assert (report.parameters, report.parameter_bytes) == (12, 48), "in a Constant node"
     assert report.assumed == {"x": (1, 3, 224, 224)}
     assert report.macs == 12 * 224 * 224
-    assert any("counted with x = 1,3,224,224" in note and "--shape" in note for note in report.notes)
+    assert any("counted with x = 1,3,224,224" in note and "⟨shapes⟩" in note for note in report.notes)
     batch = write(tmp_path / "batch.onnx", model([node("Relu", ["x"], ["y"])], {"x": ["N", 4]}, outputs=("y",)))
     assert not any("counted with" in note for note in inspect_model(batch).notes), "one sample is not an assumption"
     given = inspect_model(path, shapes={"x": (2, 3, 10, 10)})
     assert given.macs == 2 * 12 * 100
     assert not any("counted with" in note for note in given.notes)
     for wrong in ({"z": (1,)}, {"x": (1, 4, 2, 2)}, {"x": (1, 3)}):
-        with pytest.raises(UsageError, match=r"--shape"):
+        with pytest.raises(UsageError, match=r"`shapes`"):
             inspect_model(path, shapes=wrong)
 
 

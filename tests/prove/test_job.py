@@ -106,15 +106,15 @@ def test_unfinished_statistics_are_refused(place: Path) -> None:
     save_statistics(dataclasses.replace(whole, total=whole.samples + 1), place / "stats", force=True)
     with pytest.raises(CalibrationError, match="stats is unfinished") as caught:
         open_job(NET, None, VAL, place / "work", statistics=place / "stats")
-    assert "--resume" in caught.value.fix
+    assert "⟨resume=True⟩" in caught.value.fix
 
 
 @pytest.mark.parametrize(
     ("data", "validation", "static", "fix"),
     [
-        (None, None, True, "Give --data or --val"),
-        (None, None, False, "Give --data or --val"),
-        (None, VAL, True, "Give --data or --statistics"),
+        (None, None, True, "Give ⟨data⟩ or ⟨val⟩"),
+        (None, None, False, "Give ⟨data⟩ or ⟨val⟩"),
+        (None, VAL, True, "Give ⟨data⟩ or ⟨statistics⟩"),
     ],
 )
 def test_samples_that_are_missing(

@@ -54,7 +54,7 @@ def prepared_as(folder: Path, made: onnx.ModelProto, source: onnx.ModelProto) ->
 
 @pytest.mark.parametrize(
     ("baked", "free", "named"),
-    [("1, 8, -1, 8", "0, 8, -1, 8", "--fix n=1"), ("-1, 8, 8, 8", "0, 0, 0, 0", "--fix h=8")],
+    [("1, 8, -1, 8", "0, 8, -1, 8", "⟨fix⟩ n=1"), ("-1, 8, 8, 8", "0, 0, 0, 0", "⟨fix⟩ h=8")],
 )
 def test_a_size_that_the_preparation_bakes_in_is_refused(tmp_path: Path, baked: str, free: str, named: str) -> None:
     found = prepared_as(tmp_path, proto(FLATTEN % baked), proto(FLATTEN % free))
@@ -88,7 +88,7 @@ def test_nothing_is_written_that_is_wrong_at_another_size(tmp_path: Path) -> Non
         CheckFailedError, match=r"m.onnx: its quantized form is wrong .* x \[2, 3, 8, 8\]: .*shape"
     ) as e:
         quantize(source, images(1, 3, 8, 8), output, **settings)
-    assert e.value.fix == "Fix the sizes that you need: --fix n=1"
+    assert e.value.fix == "Fix the sizes that you need: ⟨fix⟩ n=1"
     assert not output.exists()
     quantize(source, images(1, 3, 8, 8), output, fix={"n": 1}, **settings)
     assert output.exists()

@@ -118,11 +118,11 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
     [
         (
             {"agreement": agreement(5.0), "accuracy": {}},
-            "follow float32 to only 5.0 dB SQNR: `--effort thorough` without --as-is",
+            "follow float32 to only 5.0 dB SQNR: `⟨effort⟩ thorough` without ⟨effort=None⟩",
         ),
         (
             {"agreement": agreement(12.0), "accuracy": {}},
-            "follow float32 with noise (12.0 dB SQNR): `--effort thorough` without --as-is",
+            "follow float32 with noise (12.0 dB SQNR): `⟨effort⟩ thorough` without ⟨effort=None⟩",
         ),
         ({"agreement": agreement(19.9), "accuracy": {}}, "with noise (19.9 dB SQNR)"),
         (
@@ -145,7 +145,7 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
             {"coverage": Coverage(int8_macs=1, float_macs=60, nodes=(), float_nodes=(NODE,), basis="native")},
             "most of the arithmetic stays in float; the largest part is conv (Conv: kept in float on request)",
         ),
-        ({"held_out": False}, "accuracy was measured on the calibration samples; give held-out samples with --val"),
+        ({"held_out": False}, "accuracy was measured on the calibration samples; give held-out samples with ⟨val⟩"),
     ],
 )
 def test_warnings(changes: dict[str, Any], words: str) -> None:
@@ -164,8 +164,8 @@ def test_a_poor_slice_is_named() -> None:
     (warning,) = changed(agreement=units(0.0), accuracy={}).warnings()
     assert warning == (
         "output 'output0', 4..11 on axis 1: 0.0 dB SQNR against float32 (53.9 dB over the whole output); their values "
-        "reach 0.14 where others reach 600: `--effort thorough` without --as-is and --recover may repair it; "
-        "`edgeq debug` names the layers that cause it; measure accuracy with --task before you deploy it"
+        "reach 0.14 where others reach 600: `⟨effort⟩ thorough` without ⟨effort=None⟩ and ⟨recover⟩ may repair it; "
+        "`edgeq debug` names the layers that cause it; measure accuracy with ⟨task⟩ before you deploy it"
     )
     assert changed(agreement=units(30.0), accuracy={}).warnings() == ()
     assert changed(agreement=units(0.0)).warnings() == (warning,), "a metric need not read what is dead"

@@ -100,7 +100,7 @@ def test_an_emulation_that_takes_long_is_announced_or_left_out(place: Path, rout
         assert (found.basis, found.reason) == (
             ("emulated", "") if seconds < 3600 else ("forecast", "one inference would take about 1.0 h on a guest")
         )
-        text = f"{THERE}: running it on a guest takes about 2 min; --no-emulate skips that"
+        text = f"{THERE}: running it on a guest takes about 2 min; ⟨emulate=False⟩ skips that"
         assert (text in progress.notes) == noted
 
 
@@ -119,13 +119,13 @@ def test_a_package_does_not_wait_for_hours_either(place: Path, route: Any, monke
 
 def test_a_bar_is_held_against_nothing_but_the_targets_kernels(place: Path, route: Any) -> None:
     """A required coverage that cannot be checked here ends with exit code 8 before anything is calibrated."""
-    with pytest.raises(RuntimeUnavailableError, match=r"--require-coverage cannot be checked here: raspberry.*setup"):
+    with pytest.raises(RuntimeUnavailableError, match=r"`require_coverage` cannot be checked here: raspberry.*setup"):
         quantized(require_coverage=0.1)
     with pytest.raises(RuntimeUnavailableError, match="cannot be checked here"):
         package("net.onnx", Data("calib.npz"), "dist", targets=(THERE,), require_coverage=0.1)
     assert not Path("int8.onnx").exists()
     route(emulated())
-    with pytest.raises(RuntimeUnavailableError, match="--no-emulate excludes its kernels"):
+    with pytest.raises(RuntimeUnavailableError, match="`emulate=False` excludes its kernels"):
         quantized(require_coverage=0.1, emulate=False)
 
 

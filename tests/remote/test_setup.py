@@ -35,7 +35,7 @@ def test_a_python_that_makes_no_environments(board: FakeBoard) -> None:
 
 def test_no_index_is_reached(board: FakeBoard) -> None:
     board.python(_VENV.format(python=sys.executable))
-    with pytest.raises(BoardError, match=r"No matching distribution.*pip download.*device setup ssh://pi --wheels"):
+    with pytest.raises(BoardError, match=r"No matching distribution.*pip download.*device setup ssh://pi `wheels`"):
         set_up(find_board(board.address))
     assert not (board.cache / "venv").exists()
 

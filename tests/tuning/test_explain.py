@@ -34,7 +34,7 @@ def test_the_winner_its_speed_and_its_loss_come_first() -> None:
 def test_explains_the_limit_that_lets_the_nearest_miss_through() -> None:
     text = found({"a": Fact(speed=2, loss=0.0123, width=0.01)})
     assert "no candidate loses at most 1.00 points and is faster than float32" in text
-    assert "--max-drop 1.24% would let it through" in text or "--max-drop 1.23% would let it through" in text
+    assert "⟨max_drop⟩ 1.24% would let it through" in text or "⟨max_drop⟩ 1.23% would let it through" in text
 
 
 def test_explains_that_int8_is_not_faster() -> None:
@@ -56,7 +56,7 @@ def test_a_speed_that_is_unclear_counts_only_where_it_may_decide() -> None:
     doubtful = BusyWith(facts)
     doubtful.doubtful = "a"
     text = "; ".join(describe_verdict(outcome(facts, Goal(strict=True), doubtful), Goal()))
-    assert "the runs disagree. --resume on a quiet machine measures it again" in text
+    assert "the runs disagree. ⟨resume=True⟩ on a quiet machine measures it again" in text
 
 
 def test_explains_that_the_accurate_candidate_is_not_faster() -> None:

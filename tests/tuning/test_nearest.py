@@ -120,7 +120,7 @@ def test_the_smallest_loss_on_few_samples_is_measured_in_full() -> None:
 
 def test_names_the_needed_limit_on_a_busy_machine() -> None:
     outcome = found(Estimating({"a": Fact(speed=2, loss=0.0523)}), "a")
-    assert any(line.startswith("a loses 5.23 points: --max-drop 5.2") for line in describe_verdict(outcome, Goal()))
+    assert any(line.startswith("a loses 5.23 points: ⟨max_drop⟩ 5.2") for line in describe_verdict(outcome, Goal()))
 
 
 def test_the_verdict_says_that_float32_is_faster() -> None:

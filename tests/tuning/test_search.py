@@ -295,7 +295,7 @@ def test_on_a_busy_machine_the_threads_are_left_to_the_device_and_nothing_is_cho
     assert outcome.winner is None
     assert outcome.baseline_threads == 0
     assert outcome.trial("a").reason == "its speed is not known: the machine was busy"
-    assert "--resume on a quiet machine measures it again" in " ".join(describe_verdict(outcome, Goal()))
+    assert "⟨resume=True⟩ on a quiet machine measures it again" in " ".join(describe_verdict(outcome, Goal()))
 
 
 class BusyFor(FakeEvaluator):

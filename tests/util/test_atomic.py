@@ -76,7 +76,7 @@ def test_an_existing_output_needs_force(tmp_path: Path) -> None:
     target.write_text("old")
     with pytest.raises(OutputError, match="exists already") as caught, output_file(target):
         pytest.fail("the writer must not run")
-    assert "--force" in caught.value.fix
+    assert "⟨force=True⟩" in caught.value.fix
     with output_file(target, force=True) as draft:
         draft.write_text("new")
     assert contents(tmp_path) == {"model.onnx": "new"}

@@ -77,7 +77,7 @@ def _at_batch_one(model: ir.Model, source: Path) -> ir.Model:
             if not isinstance(size, int):
                 name = size.value or f"{value.name}:{axis}"
                 problem = f"{source}: input {value.name!r} has no fixed size on axis {axis} ({size.value or 'unknown'})"
-                raise ModelError(problem, f"Give --fix {name}=SIZE: a .tflite file has fixed sizes")
+                raise ModelError(problem, f"Give ⟨fix⟩ {name}=SIZE: a .tflite file has fixed sizes")
         value.shape = ir.Shape(sizes)
     infer_shapes(fixed)
     return fixed

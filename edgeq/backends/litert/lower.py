@@ -144,7 +144,7 @@ class Lowering:
     def _input(self, value: ir.Value) -> Port:
         shape = sizes(value)
         if shape is None:
-            raise ModelError(f"input {value.name!r} has no fixed sizes", "Fix them with --fix NAME=SIZE")
+            raise ModelError(f"input {value.name!r} has no fixed sizes", "Fix them with ⟨fix⟩ NAME=SIZE")
         # An input in the order of its first convolution saves a transposition of the whole image.
         order = channels_last(len(shape)) if _wants_channels_last(value) else model_order(len(shape))
         params = self._only_parameters(value)

@@ -119,7 +119,7 @@ def write_pairs(
         destination,
         shared_ranges,
         float_nodes=float_reasons,
-        fix="Keep the node in float with --exclude",
+        fix="Keep the node in float with ⟨exclude⟩",
         fix_ranges="The calibration does not cover this tensor: calibrate this model again",
         op_types_to_quantize=types,
         per_channel=scheme.per_channel,
@@ -403,7 +403,7 @@ def _failure_at_node(error: EngineError, engine: Engine, engines: Engines, model
         return EngineError(f"{engine.name} failed once: {error.problem}", "Try again")
     location = f"at node {node.name!r} ({node.op_type})"
     # The engine also accepts float nodes, and may fail at one of these as well.
-    fix = "Keep it in float with --exclude. If that does not help, export the model without it"
+    fix = "Keep it in float with ⟨exclude⟩. If that does not help, export the model without it"
     return EngineError(f"{engine.name} fails {location}: {error.problem}", fix)
 
 
@@ -442,7 +442,7 @@ class QnnBackend(TargetBackend):
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
         # The NPU's weights with a scale per channel are symmetric, and symmetric numbers need signed integers.
         if scheme.per_channel and scheme.weight_type != "int8":
-            raise UsageError("weights with a scale per channel must be int8 on the NPU", "Add --no-per-channel")
+            raise UsageError("weights with a scale per channel must be int8 on the NPU", "Add ⟨per_channel=False⟩")
 
     def build(
         self,

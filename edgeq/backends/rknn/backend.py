@@ -121,7 +121,7 @@ class RknnBackend(TargetBackend):
             raise ModelError(f"{prepared.source}: no node can run in integers on the NPU", reason)
         # An excluded layer has no kernel there, so the advice is to exclude none.
         if floats and not self._chip.float16:
-            fix = "Leave --exclude and --min-sqnr out"
+            fix = "Leave ⟨exclude⟩ and ⟨min_sqnr_db⟩ out"
             raise ModelError(f"{self._chip.title} has no float16 for {min(floats)!r}", fix)
         save_model(write_dialect(prepared, ranges, scheme, paired, floats), destination)
         return Artifact(

@@ -271,7 +271,7 @@ def check_ran(ran: Ran, output: Path, layers: Sequence[CompiledLayer], model: Pa
         )
         problem = f"{model.name}: {toolkit().needs} does not support {lack}"
         raise ModelError(problem, "Export the model without that operator")
-    fix = "Keep nodes in float with --exclude, or export" if float16 else "Export"
+    fix = "Keep nodes in float with ⟨exclude⟩, or export" if float16 else "Export"
     fix += " the model without the operator that it names"
     if ran.code != 0:
         raise EngineError(f"{toolkit().needs} {ran.ending}{_reason(lines)}", fix)

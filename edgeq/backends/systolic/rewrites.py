@@ -84,7 +84,7 @@ def _with_batch_one(value: ir.Value, path: Path) -> ir.Shape:
         if not isinstance(size, int):
             raise ModelError(
                 f"{path}: input {value.name!r} has no fixed size on axis {axis} ({size.value or 'unknown'})",
-                f"Give --fix {size.value or f'{value.name}:{axis}'}=SIZE: the array's tiles and addresses need "
+                f"Give ⟨fix⟩ {size.value or f'{value.name}:{axis}'}=SIZE: the array's tiles and addresses need "
                 "fixed sizes, except for the batch",
             )
     return ir.Shape([1, *inner_sizes])

@@ -79,11 +79,11 @@ class TensorrtBackend(Backend):
         if scheme.mode != "static":
             raise UsageError(f"TensorRT has no {scheme.mode} int8: its scales are fixed in the engine", "Leave it out")
         if scheme.format == "QOperator":
-            raise UsageError("TensorRT has no QLinear operators", "Use --format QDQ")
+            raise UsageError("TensorRT has no QLinear operators", "Use ⟨format⟩ QDQ")
         if scheme.activation_type != "int8" or scheme.weight_type != "int8":
-            raise UsageError("TensorRT's integers are signed", "Set --activation-type and --weight-type to int8")
+            raise UsageError("TensorRT's integers are signed", "Set ⟨activation_type⟩ and ⟨weight_type⟩ to int8")
         if not (scheme.activation_symmetric and scheme.weight_symmetric):
-            raise UsageError("TensorRT supports no zero point other than 0", "Keep --activation-symmetric")
+            raise UsageError("TensorRT supports no zero point other than 0", "Keep ⟨activation_symmetric⟩")
         if scheme.reduce_range:
             raise UsageError("tensor cores sum in 32 bits: 7-bit weights would only lose accuracy", "Leave it out")
         self._check_float_type(scheme)
@@ -92,7 +92,7 @@ class TensorrtBackend(Backend):
             if scheme.exclude or scheme.op_types is not None:
                 raise UsageError(
                     "with a table TensorRT itself chooses what runs in int8",
-                    "Use --format QDQ, or leave out --exclude and --op-type",
+                    "Use ⟨format⟩ QDQ, or leave out ⟨exclude⟩ and ⟨op_types⟩",
                 )
         quantizable = sorted({*weighted_operators(int8_rules(self.name)), "Add"})
         foreign = next((op for op in scheme.op_types or () if op not in quantizable), None)
@@ -288,7 +288,7 @@ class TensorrtBackend(Backend):
         if required and have and parse_version(have) < parse_version(required):
             raise HardwareError(
                 f"{self._target_name} has compute capability {have}, but {scheme.rest} needs {required}",
-                "Use --rest float16",
+                "Use ⟨rest⟩ float16",
             )
 
     @property

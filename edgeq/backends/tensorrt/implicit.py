@@ -37,7 +37,7 @@ def check_version(tensorrt: str, target_name: str) -> None:
     if not tensorrt:
         raise HardwareError(
             f"{target_name} does not name its TensorRT version: {record.table['reason']}",
-            "Name a target with `runtime.tensorrt`, or use --format QDQ",
+            "Name a target with `runtime.tensorrt`, or use ⟨format⟩ QDQ",
         )
     if parse_version(tensorrt) >= parse_version(record.table["below_tensorrt"]):
         raise HardwareError(f"{target_name} has TensorRT {tensorrt}: {record.table['reason']}", record.table["fix"])
@@ -55,7 +55,7 @@ def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, t
     if is_quantized(model):
         raise ModelError(
             "the model has QuantizeLinear or DequantizeLinear; TensorRT accepts these or a table, not both",
-            "Use --format QDQ, or give the float32 model",
+            "Use ⟨format⟩ QDQ, or give the float32 model",
         )
     tensors = quantizable_tensors(model)
     missing = [name for name in tensors if name not in ranges]

@@ -83,7 +83,7 @@ class AnomalyMeter(PairedMeter):
         # The AUC compares anomalous samples with normal ones, so both must be present.
         if not 0 < labels.sum() < len(labels):
             raise DataError(
-                f"all {len(labels)} samples are labelled {labels[0]}", "AUC needs both; raise --count or use --stride"
+                f"all {len(labels)} samples are labelled {labels[0]}", "AUC needs both; raise ⟨count⟩ or use ⟨stride⟩"
             )
         return {"auc": roc_auc(scores, labels)}
 
@@ -99,7 +99,7 @@ class AnomalyMeter(PairedMeter):
         if not math.isfinite(auc):
             return None
         reach = CONFIDENT * math.sqrt((p + n + 1) / (12 * p * n))
-        fix = "Check --preprocess, and that the labels are 0 for normal and 1 for anomalous samples"
+        fix = "Check ⟨preprocess⟩, and that the labels are 0 for normal and 1 for anomalous samples"
         return Skill(f"AUC is {auc:.3f} on {p + n} scores", 0.5, auc - reach, auc + reach, "0.5", fix)
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:

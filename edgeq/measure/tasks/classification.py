@@ -70,7 +70,7 @@ class Classification(Displayed):
         if right[1] < _LEAST_BESIDE or right[1] <= 4 * right[0]:
             return replace(self, class_offset=0), ""
         choice = f"class offset 1, with which {right[1]} of {rows} samples are right, and {right[0]} without"
-        return replace(self, class_offset=1), f"{choice}; --class-offset sets another"
+        return replace(self, class_offset=1), f"{choice}; ⟨class_offset⟩ sets another"
 
     def start(self) -> ClassificationMeter:
         """Return a meter for top-1 and top-5."""
@@ -122,7 +122,7 @@ class ClassificationMeter:
         scores = _read_class_scores(pick_output(outputs, self._task.output, sample), len(labels), sample)
         scores = scores[:, self._task.offset :]
         if not scores.shape[1]:
-            raise UsageError(f"class offset {self._task.offset} leaves no class", "Give a smaller --class-offset")
+            raise UsageError(f"class offset {self._task.offset} leaves no class", "Give a smaller ⟨class_offset⟩")
         if scores.shape[1] == 1:
             # An integer score is a logit or a share in an unknown scale.
             if scores.dtype.kind != "f":
@@ -137,7 +137,7 @@ class ClassificationMeter:
         if outside.size:
             raise DataError(
                 f"{sample.name}: label {outside[0]} is not one of the model's {self._classes} classes",
-                "Check the labels and --class-offset; --classes FILE gives names their numbers",
+                "Check the labels and ⟨class_offset⟩; ⟨classes⟩ FILE gives names their numbers",
             )
         self._ranks += rank_labels(scores, labels).tolist()
         self._labels += labels.tolist()
@@ -162,8 +162,8 @@ class ClassificationMeter:
         labels, best = np.array(self._labels, np.int64), np.array(self._best, np.int64)
         rows, right = len(labels), int((np.array(self._ranks) < 1).sum())
         fixes = (
-            ("plus", 1, f"--class-offset {self._task.offset + 1} if the model has a class before theirs"),
-            ("minus", -1, "count the labels from 0, or give a smaller --class-offset"),
+            ("plus", 1, f"⟨class_offset⟩ {self._task.offset + 1} if the model has a class before theirs"),
+            ("minus", -1, "count the labels from 0, or give a smaller ⟨class_offset⟩"),
         )
         warnings = tuple(
             f"the best class is the label {sign} 1 in {hits} of {rows} rows and the label in {right}: {fix}"
@@ -183,8 +183,8 @@ class ClassificationMeter:
             return None
         guessed = estimate_chance(np.array(self._labels, np.int64), np.array(self._best, np.int64), self._classes)
         fix = (
-            f"The labels have {len(set(self._labels))} classes, the scores {self._classes}; `--classes FILE` "
-            "names them (one name per line in the order of the scores), `--class-offset` skips some"
+            f"The labels have {len(set(self._labels))} classes, the scores {self._classes}; `⟨classes⟩ FILE` "
+            "names them (one name per line in the order of the scores), `⟨class_offset⟩` skips some"
         )
         figure = f"top-1 is {share(right / rows)} on {rows} rows"
         return Skill(figure, guessed, *score_interval(right, rows), share(guessed), fix)
@@ -237,7 +237,7 @@ def _read_class_scores(output: NDArray[Any], rows: int, sample: Sample) -> NDArr
     if len(batch) != rows or not batch.size or max(inner) != int(np.prod(inner)):
         raise DataError(
             f"{sample.name}: {rows} label(s), but scores of shape {list(output.shape)}",
-            "Classification takes [rows, classes]; choose the output with --task-output, or another task",
+            "Classification takes [rows, classes]; choose the output with ⟨task_output⟩, or another task",
         )
     return batch.reshape(rows, -1)
 

@@ -104,7 +104,7 @@ class Detection(Displayed):
         (decoder,) = decoders
         settled_task = replace(self, decoder=decoder.decode, usual=decoder.preprocess)._with_unit(chain(rows, pairs))
         unit = _UNITS[settled_task.unit or "pixels"]
-        choice = f"decoder {decoder.name}, by {decided}; --decoder sets another"
+        choice = f"decoder {decoder.name}, by {decided}; ⟨decoder⟩ sets another"
         return settled_task, f"{choice}; {unit}" if unit else choice
 
     def _with_unit(self, pairs: Iterable[tuple[Sample, Outputs]]) -> Detection:
@@ -141,13 +141,13 @@ _UNITS: Mapping[BoxUnit, str] = {
     "shares": "the model's boxes are shares of the image's size (0 to 1), not pixels",
     "pixels, scaled": "the model's boxes are pixels, not shares of the image's size",
 }
-_DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
+_DECODERS = f"⟨decoder⟩ {', '.join(DECODERS.names())}, or path.py:function"
 
 
 def make_detection(options: TaskOptions) -> Detection:
     """Return the detection task for the command line's options. The options must include annotations."""
     if options.annotations is None:
-        fix = "Give a COCO instances file with --annotations, or put it next to the images; edgeq then finds the rest"
+        fix = "Give a COCO instances file with ⟨annotations⟩, or put it next to the images; edgeq then finds the rest"
         raise UsageError("detection needs annotations", fix)
     thresholds: Mapping[str, Any] = {k: v for k, v in options.given().items() if k in ("confidence", "iou")}
     annotations = load_annotations(options.annotations)
@@ -230,7 +230,7 @@ class DetectionMeter:
         _, high = score_interval(images * hits / objects, images)
         figure = f"the boxes overlap {hits} of {objects} objects by half"
         fix = (
-            "Check --preprocess and --decoder, and that the annotations' categories are in the order of the model's "
+            "Check ⟨preprocess⟩ and ⟨decoder⟩, and that the annotations' categories are in the order of the model's "
             "classes"
         )
         return Skill(figure, chance, low, high, f"{chance * objects:.1f} objects", fix)
@@ -313,7 +313,7 @@ def _map_to_image(boxes: Floats, sample: Sample, image: Image, size: tuple[int, 
         raise DataError(
             f"{sample.name}: boxes cannot be mapped from the model's {size[0]}x{size[1]} to the image's "
             f"{image.size[0]}x{image.size[1]}",
-            "Read image files with a --preprocess that resizes or letterboxes",
+            "Read image files with a ⟨preprocess⟩ that resizes or letterboxes",
         )
     return boxes
 

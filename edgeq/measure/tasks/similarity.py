@@ -92,7 +92,7 @@ class SimilarityMeter(PairedMeter):
             return None
         value, reach = correlation(mean_ranks(cosines), mean_ranks(scores)), CONFIDENT / math.sqrt(len(scores) - 1)
         figure = f"the rank correlation is {value:.3f} on {len(scores)} pairs"
-        fix = "Check --preprocess, --task-output, and that each pair has its own score"
+        fix = "Check ⟨preprocess⟩, ⟨task_output⟩, and that each pair has its own score"
         return Skill(figure, 0.0, value - reach, value + reach, "0", fix)
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -117,7 +117,7 @@ def pool_embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]
     if values.ndim != 3:
         raise DataError(
             f"{sample.name}: an output of shape {list(values.shape)} is not an embedding",
-            "Choose one of [rows, width] or [rows, positions, width] with --task-output",
+            "Choose one of [rows, width] or [rows, positions, width] with ⟨task_output⟩",
         )
     # Tokenizers call the input attention_mask. Its shape tells it from masks of pairs of positions.
     fitting = [np.asarray(v) for n, v in sorted(sample.inputs.items()) if "mask" in n and v.shape == values.shape[:2]]
@@ -130,7 +130,7 @@ def pool_embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]
 
 def _read_pair_scores(sample: Sample) -> NDArray[np.float64]:
     if sample.label is None:
-        raise DataError(f"{sample.name} has no label", "Give --labels, or compare with a --reference model instead")
+        raise DataError(f"{sample.name} has no label", "Give ⟨labels⟩, or compare with a ⟨reference⟩ model instead")
     label = np.asarray(sample.label).reshape(-1)
     if label.dtype.kind not in "iuf" or not np.isfinite(label.astype(np.float64)).all():
         raise DataError(f"{sample.name}: label {sample.label!r} is not a score", "Give a number for each pair")

@@ -1,4 +1,4 @@
-"""Leave layers in float until the outputs are close enough. This search implements `--min-sqnr`.
+"""Leave layers in float until the outputs are close enough. This search implements `min_sqnr_db`.
 
 Each set of nodes is judged as the proof judges the result: edgeq builds the model, opens it with the options that ship,
 and counts outputs that are not finite as wrong. A set is first judged on a few calibration samples and, if it passes,
@@ -116,7 +116,7 @@ class FloatSearch:
 
     def in_float(self, nodes: Sequence[str]) -> Scheme:
         """Return the scheme with `nodes` excluded as well."""
-        return self.scheme.keep_in_float(nodes, "kept in float to reach --min-sqnr")
+        return self.scheme.keep_in_float(nodes, "kept in float to reach ⟨min_sqnr_db⟩")
 
     def _measure(self, nodes: Sequence[str], target_db: float) -> float:
         """Return the SQNR on calibration samples. If it reaches `target_db`, the proof's SQNR is also measured, and the
@@ -191,7 +191,7 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
         UsageError: a recovery is unknown, or `min_sqnr_db` is not a finite number.
     """
     if min_sqnr_db is not None and not math.isfinite(min_sqnr_db):
-        raise UsageError(f"--min-sqnr {min_sqnr_db} is not a number of decibels", "Write one such as 20")
+        raise UsageError(f"⟨min_sqnr_db⟩ {min_sqnr_db} is not a number of decibels", "Write one such as 20")
     for name in names:
         if not isinstance(name, str):
             raise UsageError(f"a recovery is given as {type(name).__name__}", "Give names, one after the other")
@@ -205,7 +205,7 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
         closer = scheme
         if min_sqnr_db is not None:
             if scheme.mode != "static":
-                raise UsageError("--min-sqnr needs a static scheme", "Leave it out, or choose another scheme")
+                raise UsageError("⟨min_sqnr_db⟩ needs a static scheme", "Leave it out, or choose another scheme")
             closer = _find_closer_scheme(recoverer, job, scheme, names, min_sqnr_db, progress)
         recovered = recoverer.build(closer, names, destination, progress=progress)
         return keep_better(job, recovered, scheme, names, workdir, progress) if names else recovered
@@ -225,7 +225,7 @@ def _find_closer_scheme(
     if best == -math.inf:
         raise CheckFailedError(
             f"{job.source}: the outputs are not finite, whichever layers stay in float",
-            "Leave --min-sqnr out, and choose another scheme or `--exclude` nodes by hand",
+            "Leave ⟨min_sqnr_db⟩ out, and choose another scheme or `⟨exclude⟩` nodes by hand",
         )
     listed = ", ".join(nodes[:_LISTED]) + (f" and {len(nodes) - _LISTED} more" if len(nodes) > _LISTED else "")
     summary = f"{len(nodes)} in float: {listed}" if nodes else "none in float"
@@ -233,5 +233,5 @@ def _find_closer_scheme(
     reached = math.floor(10 * best) / 10
     raise CheckFailedError(
         f"{job.source}: layers in float bring the outputs to {reached:.1f} dB, not to {min_sqnr_db:g} ({summary})",
-        f"Type --min-sqnr {reached:.1f}, add --recover, or choose another scheme",
+        f"Type ⟨min_sqnr_db⟩ {reached:.1f}, add ⟨recover⟩, or choose another scheme",
     )

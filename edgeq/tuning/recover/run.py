@@ -116,7 +116,7 @@ class Recoverer:
                 )
         refuse_ineffective(self._target, names)
         if self._job.calibration is None:
-            raise UsageError("recoveries need calibration samples", "Give them with --data")
+            raise UsageError("recoveries need calibration samples", "Give them with ⟨data⟩")
         return self._job.calibration
 
     def _with_model(self, scheme: Scheme, names: Sequence[str], samples: Samples, progress: Progress) -> RecoveryState:

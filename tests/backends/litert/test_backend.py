@@ -172,7 +172,7 @@ def test_inspect_names_a_free_size_and_the_nodes(tmp_path: Path) -> None:
     model, _ = model_and_data(tmp_path, text)
     refused = edgeq.inspect(model, "android-xnnpack", shapes={"x": (1, 3, 8, 8)}).targets[0].refused
     assert refused.keys() == {"", "gate"}
-    assert refused[""].startswith("input 'x' has no fixed size on axis 2 (H). Give --fix H=SIZE")
+    assert refused[""].startswith("input 'x' has no fixed size on axis 2 (H). Give ⟨fix⟩ H=SIZE")
 
 
 @litert

@@ -94,7 +94,7 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_free_size_is_requested(tmp_path: Path, absent: None) -> None:
-    with pytest.raises(ModelError, match=r"needs fixed sizes, but its inputs leave N free.*--fix N=1"):
+    with pytest.raises(ModelError, match=r"needs fixed sizes, but its inputs leave N free.*`fix` N=1"):
         built(network(tmp_path), tmp_path)
 
 

@@ -186,4 +186,4 @@ def test_a_chip_without_float_is_not_sent_to_float(tmp_path: Path) -> None:
     ran = Ran(1, "", "ValueError: The Conv('c') not supported 'float16' dtype at rv1103/rv1106!")
     with pytest.raises(EngineError, match="not supported") as caught:
         check_ran(ran, tmp_path / "m.rknn", (), Path("m.onnx"), float16=False)
-    assert "--exclude" not in str(caught.value)
+    assert "`exclude`" not in str(caught.value)

@@ -89,7 +89,7 @@ def test_a_model_with_pairs_is_refused(small: Bench, tmp_path: Path) -> None:
 
 
 def test_tensorrt_11_is_refused_with_the_way_out(small: Bench) -> None:
-    with pytest.raises(HardwareError, match=r"TensorRT 11\.2.*removed implicit int8.*Use --format QDQ"):
+    with pytest.raises(HardwareError, match=r"TensorRT 11\.2.*removed implicit int8.*Use `format` QDQ"):
         small.build(target=orin(tensorrt="11.2"), format="table")
 
 

@@ -100,7 +100,7 @@ def emit_c(
     inputs = first_inputs(program, samples, images)
     # The command promises a number of images. A bundle, by contrast, takes as many as there are (`with_c`).
     if any(len(values) < images for values in inputs.values()):
-        raise DataError(f"{data.source} has fewer than {images} samples", "Give more samples, or a smaller --images")
+        raise DataError(f"{data.source} has fewer than {images} samples", "Give more samples, or a smaller ⟨images⟩")
     with output_directory(output, force=force, check=C_FOLDER.check) as draft:
         bundle = write_c_bundle(program, inputs, draft, generation=generation, params_header=params_header)
         write_marker(draft, _KIND, {name: sha256(draft / name) for name in bundle.files})
