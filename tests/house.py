@@ -26,17 +26,19 @@ NO_NOUNS = """
     """
 # A relative clause without the noun that it describes.
 HEADLESS = re.compile(r"test_(only_|places_)?(what|which|whether|where|who|how|of|that|those)(_|$)")
-# Files that call or name other programs, whose long options appear there: pip, apt, dpkg, qemu, objdump, Vela, and the
-# runner on devices. arguments.py is the table of edgeq's own options.
+# Files that call or name other programs, whose long options appear there: pip, apt, dpkg, qemu, objdump, Vela,
+# tf2onnx, and the older calibrate.py. arguments.py is the table of edgeq's own options.
 CALLERS = {
     "edgeq/arguments.py",
     "edgeq/backends/litert/ethosu.py",
     "edgeq/emulate/machine.py",
     "edgeq/emulate/routes.py",
     "edgeq/emulate/sysroot.py",
+    "edgeq/model/file_type.py",
+    "edgeq/prove/builds.py",
     "edgeq/quantization/quantizer.py",
-    "edgeq/remote/jobs.py",
-    "edgeq/remote/machine.py",
+    "edgeq/remote/setup.py",
+    "edgeq/remote/verify.py",
     "edgeq/run/toolkit.py",
 }
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")

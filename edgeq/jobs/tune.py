@@ -448,7 +448,7 @@ def _judge(plan: _TunePlan, run: Run, outcome: Outcome, record: Mapping[str, Any
     """Clear the journal if the goal is met for certain. Otherwise keep it, so that another run can continue.
 
     Raises:
-        GoalNotMetError: the goal is not is_goal_met.
+        GoalNotMetError: the goal is not met.
     """
     if not is_goal_met(outcome, plan.goal):
         save_record(plan.journal_folder, record)

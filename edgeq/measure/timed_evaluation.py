@@ -109,7 +109,7 @@ class _Line:
         self._sessions = {name: model_sessions[0] for name, model_sessions in sessions.items()}
         # A session in another process times its own runs, so that the transfer of samples does not count.
         self._remote_names = {
-            name for name, model_sessions in self._sessions.items() if hasattr(model_sessions, "make_runner")
+            name for name, model_sessions in self._sessions.items() if hasattr(model_sessions, "query_runner")
         }
         self._samples: Iterator[Sample] = iter(samples)
         self._running, self._advance = running, advance

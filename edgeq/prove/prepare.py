@@ -62,7 +62,7 @@ def prepare(
         exclude: names of nodes to keep in float. edgeq looks these names up before the calibration.
         adopting: True to accept a model that is already quantized (Q/DQ pairs) and use its scales and zero points.
         workers: the processes that share the samples of the calibration and the proofs.
-        machine: this machine, or None to ignore find_differences between its kernels and those of a target.
+        machine: this machine, or None to ignore differences between its kernels and those of a target.
 
     Raises:
         UsageError: samples are needed but were not given, or `exclude` names an unknown node.
@@ -113,9 +113,9 @@ def prepare(
             data,
             prepared.signature,
             session=session,
-            judged=proof_data,
+            labelled_data=proof_data,
             task=task,
-            known=preprocess,
+            fallback=preprocess,
             model=model,
             progress=progress,
         )
@@ -132,7 +132,7 @@ def prepare(
         disjoint = _without_shared_files(calibration, proof_samples, progress)
         calibration, held_out = disjoint or (calibration, not _same_source(data.source, validation.source))
     doubts = _input_doubts(calibration, proof_samples)
-    # Samples that were with_hazards on flatter the result, so a part is set aside if there are enough.
+    # Samples that were calibrated on flatter the result, so a part is set aside if there are enough.
     if validation is None and request.statistics is None and len(proof_samples) >= _ENOUGH:
         calibration, proof_samples = _split(proof_samples)
         held_out, every = True, len(calibration) + len(proof_samples)

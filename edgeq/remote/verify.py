@@ -136,11 +136,11 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
         session.require("numpy", "onnxruntime")
         initial = describe_board(session)
         place = session.send_bundle(request.bundle, progress)
-        named = ["⟨variant⟩", request.variant] if request.variant else []
-        named += ["⟨expect⟩", request.expect] if request.expect else []
+        named = ["--variant", request.variant] if request.variant else []
+        named += ["--expect", request.expect] if request.expect else []
         with progress.stage(f"verifying on {board.name}"):
             code, out, error_line = session.run(
-                *session.python, "-B", f"{place}/edgeq_run.py", "verify", "⟨json⟩", *named, limit_s=link.VERIFY_S
+                *session.python, "-B", f"{place}/edgeq_run.py", "verify", "--json", *named, limit_s=link.VERIFY_S
             )
         # A report on stdout says more than the exit code, so the code counts only without one.
         if code not in (0, _CHECK_FAILED) and not out:

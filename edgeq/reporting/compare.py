@@ -598,7 +598,7 @@ def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: 
         in_role(as_data(request.data) or Data(request.data), "validation"),
         a.signature,
         session=lambda: a.session,
-        judged=Data(request.data, labels=request.labels, role="validation"),
+        labelled_data=Data(request.data, labels=request.labels, role="validation"),
         task=task,
         preprocess=preprocess,
         labels=request.labels,

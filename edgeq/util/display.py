@@ -132,6 +132,10 @@ class Progress(Protocol):
 class Silent:
     """Ignore progress, for callers that do not want to show any."""
 
+    def __repr__(self) -> str:
+        # `help` shows this as the default of `progress`.
+        return "edgeq.SILENT"
+
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
         """Open a stage that shows nothing; see `Progress.stage`."""

@@ -18,16 +18,15 @@ from edgeq import demo
 from edgeq.backends.cpu import CpuBackend
 from edgeq.bundle import write as bundle_write
 from edgeq.jobs import bundles as variant_bundle
-from edgeq.prove import builds, job
-from edgeq.prove import job as request
+from edgeq.prove import builds, prepare
 from edgeq.util.process import INTERRUPTED, TERMINAL_GONE, TERMINATED
 from tests.cli import process
 from tests.cli.workspace import Workspace, contents
 
 GOOD = ("net.onnx", "--data", "x.npz", "--no-timing")
 STEPS = [
-    (request, "prepare_model"),
-    (job, "collect"),
+    (prepare, "prepare_model"),
+    (prepare, "collect"),
     (CpuBackend, "build"),
     (builds, "prove"),
 ]

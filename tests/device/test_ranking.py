@@ -109,7 +109,7 @@ def test_an_order_within_the_tolerance_costs_no_more_than_it(clock: Any) -> None
 
 def test_after_enough_rounds_the_estimate_makes_a_tie(clock: Any) -> None:
     """After `enough` rounds, an estimate within 3 % makes a tie, although the rounds scatter too much to bound the
-    compute_ratio so closely. The compute_ratio to `keep` must still be bounded.
+    ratio so closely. The ratio to `keep` must still be bounded.
     """
     runners = {"a": clock.runner(noisy(2, 0.01, 0.1)), "b": clock.runner(noisy(3, 0.01, 0.1))}
     rules, how = SettlingRules(top=1, tie=0.03, min_rounds=12), {"bursts": ONE, "clock": clock}

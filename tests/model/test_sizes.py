@@ -40,7 +40,7 @@ def test_an_unknown_name_is_refused_with_what_there_is() -> None:
 
 def test_free_sizes_are_refused_with_a_fix() -> None:
     with pytest.raises(
-        ModelError, match=r"an NPU needs fixed sizes, .* N, H, z:0 free.*--fix N=1 --fix H=SIZE --fix z:0=1, with the"
+        ModelError, match=r"an NPU needs fixed sizes, .* N, H, z:0 free.*`fix` N=1 `fix` H=SIZE `fix` z:0=1, with the"
     ):
         require_fixed_sizes(model(FREE), SOURCE, "an NPU")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgeq.errors import CheckFailedError
-from edgeq.hardware.engines import find_wrong_kernels
+from edgeq.hardware.engines import list_wrong_kernels
 from edgeq.hardware.target import resolve
 from edgeq.model.convert import to_bytes
 from edgeq.model.graph import GraphIndex
@@ -46,7 +46,7 @@ def test_a_target_s_release_is_looked_up(tmp_path: Path) -> None:
 
 def test_the_machine_s_own_release_is_looked_up() -> None:
     machine: Any = SimpleNamespace(onnxruntime="1.24.4", architecture="x86_64", features={"amx_int8"})
-    assert [row.source for row in find_wrong_kernels(machine)] == [
+    assert [row.source for row in list_wrong_kernels(machine)] == [
         "https://github.com/microsoft/onnxruntime/issues/26324"
     ]
-    assert find_wrong_kernels(SimpleNamespace(**{**vars(machine), "onnxruntime": None})) == ()  # type: ignore[arg-type]
+    assert list_wrong_kernels(SimpleNamespace(**{**vars(machine), "onnxruntime": None})) == ()  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ def test_budgets(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "  ", "0", "-5m", "ten", "5d", "m", "1m1h", "nan", "9" * 400 + "s"])
 def test_text_that_is_no_time_span_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--budget"):
+    with pytest.raises(UsageError, match="budget"):
         parse_budget(text)
 
 

@@ -182,7 +182,7 @@ def npu(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
     """Return a function that makes an evaluator for an NPU, which runs every node, with a given simulator."""
     backend = "edgeq.backends.qnn.backend"
     monkeypatch.setattr(f"{backend}.find_library", lambda *arguments: Path())
-    monkeypatch.setattr(f"{backend}.installed_version", lambda engine: "2.7.0")
+    monkeypatch.setattr(f"{backend}.read_installed_version", lambda engine: "2.7.0")
     monkeypatch.setattr(
         f"{backend}.find_delegation",
         lambda source, *rest: Delegation(source, (frozenset(str(n.name) for n in source.graph),), {}, "a test"),
