@@ -35,7 +35,7 @@ from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings, open_session
 
 
-class TaskEvaluator:
+class Evaluator:
     """Measure a model's accuracy with a task of edgeq, one reader at a time.
 
     Args:
@@ -100,7 +100,7 @@ def print_metrics(metrics: Mapping[str, float]) -> Mapping[str, float]:
     return metrics
 
 
-class DetectionEvaluator(TaskEvaluator):
+class DetectionEvaluator(Evaluator):
     """Measure a detector's COCO mean average precision. `width` and `height` are accepted but not used, because the
     model and the reader determine the size.
 
@@ -274,14 +274,14 @@ _SYNONYMS = {
 __all__ = [
     "ClassificationEvaluator",
     "DetectionEvaluator",
+    "Evaluator",
     "ImageClassificationEvaluator",
-    "TaskEvaluator",
     "YoloV3Evaluator",
     "YoloV3VariantEvaluator",
 ]
 
 
-class ClassificationEvaluator(TaskEvaluator):
+class ClassificationEvaluator(Evaluator):
     """Measure ImageNet top-1 and top-5 accuracy against the reader's labels.
 
     Args:

@@ -1,4 +1,4 @@
-"""Define what a search asks of whoever measures: an `Evaluator` builds, times and assesses candidates.
+"""Define what a search asks of whoever measures: an `CandidateEvaluator` builds, times and assesses candidates.
 
 The search itself measures nothing and only decides, so tests can run it with an evaluator that returns invented
 figures.
@@ -35,7 +35,7 @@ class Race:
     histograms: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Evaluator(Protocol):
+class CandidateEvaluator(Protocol):
     """Do everything in a search that takes time. Results depend only on the arguments, the model and the data."""
 
     @property

@@ -20,7 +20,7 @@ from edgeq_device.system.files import open_file, read_file
 from edgeq_device.system.plainjson import parse_json
 
 from edgeq.errors import BoardError, EdgeqError, OutputError
-from edgeq.tuning.evaluator import Evaluator, Race, Runner
+from edgeq.tuning.evaluator import CandidateEvaluator, Race, Runner
 from edgeq.tuning.measurements import Assessment, Screening
 from edgeq.tuning.space import Candidate
 from edgeq.util.marker import is_plain
@@ -160,7 +160,7 @@ def is_journal(path: Path) -> bool:
 class JournaledEvaluator:
     """Make only the measurements that are not in the journal yet. Rankings of layers are always measured again."""
 
-    def __init__(self, evaluator: Evaluator, journal: Journal) -> None:
+    def __init__(self, evaluator: CandidateEvaluator, journal: Journal) -> None:
         self._evaluator = evaluator
         self._journal = journal
         self.total = evaluator.total

@@ -76,7 +76,7 @@ _MIN_LOST_SHARE = 0.002
 
 
 class LocalEvaluator:
-    """Measure candidates on this machine: see `edgeq.tuning.evaluator.Evaluator`.
+    """Measure candidates on this machine: see `edgeq.tuning.evaluator.CandidateEvaluator`.
 
     Args:
         workdir: folder for models, samples and outputs. It must exist as long as the evaluator is in use.

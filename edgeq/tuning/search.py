@@ -27,7 +27,7 @@ from edgeq.hardware.profile import Profile
 from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.build import build_all, build_methods
 from edgeq.tuning.engines import Field, add_entrants
-from edgeq.tuning.evaluator import Evaluator
+from edgeq.tuning.evaluator import CandidateEvaluator
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.judge import choose_best, confirm_in_simulator, find_fallback, halve_candidates
 from edgeq.tuning.measurements import StageTime
@@ -56,7 +56,7 @@ fallback is the end of the last stage."""
 def search(
     candidates: Sequence[Candidate],
     profile: Profile,
-    evaluator: Evaluator,
+    evaluator: CandidateEvaluator,
     goal: Goal,
     deadline: BudgetClock,
     *,
@@ -147,7 +147,7 @@ class Searches:
         failed: a function that returns the names of the engines whose processes have ended.
     """
 
-    evaluator: Evaluator
+    evaluator: CandidateEvaluator
     goal: Goal
     threads: Sequence[int]
     failed: Callable[[], Iterable[str]]

@@ -13,7 +13,7 @@ from edgeq_device.measure.claim import FEWEST_PAIRS, UNKNOWN, Claim
 from edgeq.measure.structure_timing import StructureTiming
 from edgeq.run.engines import DEFAULT
 from edgeq.tuning.budget import BudgetClock
-from edgeq.tuning.evaluator import Evaluator, Race
+from edgeq.tuning.evaluator import CandidateEvaluator, Race
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.measurements import Assessment, Screening, Stage, StageTime, Status
 from edgeq.tuning.pace import EQUAL, THOROUGH, Pace
@@ -192,7 +192,7 @@ class Trials:
 
     def __init__(
         self,
-        evaluator: Evaluator,
+        evaluator: CandidateEvaluator,
         goal: Goal,
         deadline: BudgetClock,
         progress: Progress = SILENT,

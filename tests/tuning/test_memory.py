@@ -16,7 +16,7 @@ from edgeq.model.convert import from_proto
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.scheme import Scheme
 from edgeq.tuning.engines import Field
-from edgeq.tuning.evaluator import Evaluator
+from edgeq.tuning.evaluator import CandidateEvaluator
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.memory import FILE, Memory, Space, layer_kinds, recall
 from edgeq.tuning.search import Searched, Searches
@@ -51,7 +51,9 @@ CHOICES = (
 FACTS = {"own": Fact(speed=2), "signed": Fact(speed=1.5), "coarse": Fact(speed=4), "seven": Fact(speed=1.2)}
 
 
-def found(evaluator: Evaluator, memory: Memory, space: Space | None = None, *, progress: Progress = SILENT) -> Searched:
+def found(
+    evaluator: CandidateEvaluator, memory: Memory, space: Space | None = None, *, progress: Progress = SILENT
+) -> Searched:
     space = space or Space(CHOICES, profile(method=("entropy", "mse")), Field())
     return Searches(evaluator, Goal(), (0,), tuple, progress).best(space, memory, None)
 
