@@ -175,15 +175,15 @@ def plain(value: Any) -> Any:
     Raises:
         TypeError: `value` contains something that is not a record.
     """
-    return _plain(value, as_options)
+    return _convert(value, as_options)
 
 
 def marked(value: Any) -> Any:
     """Convert `value` as `plain` does, but keep the marks of arguments, for a reader who chooses the words."""
-    return _plain(value, lambda text: text)
+    return _convert(value, lambda text: text)
 
 
-def _plain(value: Any, words: Callable[[str], str]) -> Any:
+def _convert(value: Any, words: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return words(value)
     if value is None or isinstance(value, bool | int):
@@ -191,17 +191,17 @@ def _plain(value: Any, words: Callable[[str], str]) -> Any:
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, words) for key, item in value.items()}
+        return {str(key): _convert(item, words) for key, item in value.items()}
     if isinstance(value, Set):
-        return sorted(_plain(item, words) for item in value)
+        return sorted(_convert(item, words) for item in value)
     if isinstance(value, list | tuple):
-        return [_plain(item, words) for item in value]
+        return [_convert(item, words) for item in value]
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, np.integer):
         return int(value)
     if hasattr(value, "__record__"):
-        return _plain(value.__record__(), words)
+        return _convert(value.__record__(), words)
     if hasattr(value, "to_dict"):  # classes of edgeq_device have this method, because they do not use this module
         return value.to_dict()
     if dataclasses.is_dataclass(value):
@@ -214,9 +214,9 @@ def _entries(value: Any, words: Callable[[str], str]) -> Iterator[tuple[str, Any
         item, form = getattr(value, field.name), field.metadata.get("form")
         if _OMIT not in field.metadata:
             name = field.metadata.get("name") or field.name
-            yield name, _plain(item if form is None or item is None else form(item), words)
+            yield name, _convert(item if form is None or item is None else form(item), words)
     for name in _computed(type(value)):
-        yield name, _plain(getattr(value, name), words)
+        yield name, _convert(getattr(value, name), words)
 
 
 def _computed(kind: type) -> tuple[str, ...]:
