@@ -44,7 +44,7 @@ bundle, packages, *arguments = sys.argv[1:]
 sys.path[:0] = [bundle, packages]
 import edgeq_run
 sys.meta_path.insert(0, edgeq_run._Finder(Path(bundle)))
-import edgeq_device.engines.catalog, edgeq_device.engines.sessions
+import edgeq_device.engines.catalog, edgeq_device.engines.device
 from edgeq_device.cli import run_program
 fake = edgeq_device.engines.catalog.read_engine(json.loads({values!r}))
 known = {{**edgeq_device.engines.catalog.engines(), "fake": fake}}
