@@ -127,7 +127,12 @@ def open_as_device(
         basis: what the figures are taken over.
     """
     reference, subject = proven
-    arguments: dict[str, Any] = {"reference": reference, "count": _SAMPLES, "known": known_outputs, "basis": basis}
+    arguments: dict[str, Any] = {
+        "reference": reference,
+        "count": _SAMPLES,
+        "known_outputs": known_outputs,
+        "basis": basis,
+    }
     if artifact.plugin is not None and artifact.plugin.engine.suffix:  # the device does not open the ONNX file
         proven_db = _sqnr_db(evaluate_sessions(proven, samples, **arguments).agreement[subject])
         return Opening(proven_db, proven_db, notes=tuple(_unopened_files(artifact, threads)))
