@@ -105,10 +105,12 @@ def _drop_shapes(graph: onnx.GraphProto, names: Collection[str]) -> None:
 
 
 def is_standard(node: onnx.NodeProto, *op_types: str) -> bool:
+    """Return whether a node is one of ONNX's own operators of these types."""
     return node.op_type in op_types and node.domain in MAIN_DOMAINS
 
 
 def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the values of a node's attributes by name."""
     return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 

@@ -90,6 +90,7 @@ class Bounds:
 
 
 def is_moderate(values: NDArray[Any] | Part | None) -> bool:
+    """Return whether no value is larger than `MODERATE` in magnitude. An empty array is moderate, NaN is not."""
     array = np.asarray(values)
     return not array.size or bool(max(array.max(), -array.min()) <= MODERATE)
 

@@ -120,6 +120,12 @@ def _convert(location: str, array: Array, spec: TensorSpec, *, prepared: bool, o
 
 
 def find_misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> str | None:
+    """Return a sentence about the first input whose array the model does not take, or None if all of them fit.
+
+    Args:
+        shapes: shapes of the arrays by input. Inputs without one are not checked.
+        free_batch: whether the first axis may have any size.
+    """
     sizes: dict[str, tuple[int, str]] = {}
     for spec in signature.inputs:
         if spec.name not in shapes or spec.shape is None:

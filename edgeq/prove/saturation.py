@@ -363,9 +363,6 @@ def _describe_choice(choice: Mitigation, full_audit: Audit, exact_db: float) -> 
     return f"{choice.name}, at {choice.cost:g} times the time: {full_audit.summary()}; this is {by}"
 
 
-_CPU = "CPUExecutionProvider"
-
-
 @dataclass(frozen=True)
 class Audited:
     """Record the result of an audit, with the model and the engine whose kernels were audited. `target` is "" if the
