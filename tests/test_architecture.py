@@ -30,7 +30,7 @@ LAYERS = (
     {"scheme", "run"},
     {"model"},
     {"data", "hardware"},
-    {"calibration"},
+    {"calibration", "describe"},
     {"measure", "bundle"},
     {"quantization"},
     {"backends", "emulate", "reporting"},
@@ -44,7 +44,7 @@ LAYERS = (
 LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
 # The rooms of edgeq_device, the lowest first. A module imports only from its own room and from lower ones.
-ROOMS = ("errors", "system", "trust", "model", "prepare", "measure", "engines", "bundle", "program", "cli")
+ROOMS = ("errors", "system", "trust", "model", "prepare", "answers", "measure", "engines", "bundle", "program", "cli")
 
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 

@@ -80,6 +80,7 @@ def data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "val": Data(options["val"], preprocess, options["labels"]) if options["val"] else None,
         "statistics": options["statistics"],
         "task": task,
+        "head": options["head"],
         "fix": parse_sizes(options["fixed"]),
         "workers": options["workers"],
     }

@@ -318,6 +318,11 @@ _DATA = (
     click.option("--count", type=click.IntRange(min=1), help="Use at most this many calibration samples."),
     click.option("--labels", help="Labels of the --val samples, if they are not stored with the samples."),
     click.option("--task", shell_complete=COMPLETE_TASK, help=f"Task for measuring accuracy on --val: {TASK_NAMES}."),
+    click.option(
+        "--head",
+        metavar="NAME[:KEY=VALUE,…]",
+        help="What the outputs mean, such as yolov8 or ctc:blank=last; none keeps raw outputs. [default: found]",
+    ),
     *_DECODING,
     _task_output(),
     FIX,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeq.data.images import Array, ImageGeometry
+from edgeq_device.prepare.frame import Frame
+
+from edgeq.data.images import Array
 from edgeq.signature import TensorSpec
 
 
@@ -17,13 +19,13 @@ class ItemState:
         axes: one letter per axis (N batch, C channel, H row, W column, others as the source declares), or "" if the
             axes have no declared meaning.
         channels: the order of the channels, "RGB" or "BGR", or "" for anything else.
-        geometry: the geometry of an image, or None for other items.
+        frame: the frame of an image, or None for other items.
     """
 
     array: Array
     axes: str
     channels: str = ""
-    geometry: ImageGeometry | None = None
+    frame: Frame | None = None
 
 
 def model_axes(spec: TensorSpec | None, axes: str) -> str:

@@ -1,4 +1,4 @@
-"""Hold decoded images, and map the pixels of a stored image to the pixels of the model's input."""
+"""Hold decoded images, and pass the frame of an image through a sample's context."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from edgeq_device.prepare.frame import Frame
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -19,49 +19,20 @@ class Picture:
     pixels: Array
 
 
-@dataclass(frozen=True)
-class ImageGeometry:
-    """Map the pixels of the original image to the pixels of the model's input.
-
-    For a point, x_input = x_original * scale[0] + offset[0] and y_input = y_original * scale[1] + offset[1].
-
-    Attributes:
-        original: (width, height) of the image as stored.
-        scale: (horizontal, vertical), as the resize rule computes it in float64 (before sizes are rounded to pixels).
-        offset: (horizontal, vertical) in input pixels: positive if padding was added, negative if a crop cut pixels
-            off.
-    """
-
-    original: tuple[int, int]
-    scale: tuple[float, float] = (1.0, 1.0)
-    offset: tuple[float, float] = (0.0, 0.0)
-
-    def scaled(self, x: float, y: float) -> ImageGeometry:
-        """Return the geometry after the image was scaled by `x` and `y`."""
-        return ImageGeometry(
-            self.original,
-            (self.scale[0] * x, self.scale[1] * y),
-            (self.offset[0] * x, self.offset[1] * y),
-        )
-
-    def moved(self, x: float, y: float) -> ImageGeometry:
-        """Return the geometry after the image was moved by `x` and `y` pixels of the input."""
-        # A move happens in input pixels, after all scaling, so it must not be scaled itself.
-        return ImageGeometry(self.original, self.scale, (self.offset[0] + x, self.offset[1] + y))
-
-    def context(self) -> dict[str, Any]:
-        """Return the keys and values that the geometry adds to a sample's context."""
-        return {"original_size": self.original, "scale": self.scale, "offset": self.offset}
+def to_context(frame: Frame) -> dict[str, Any]:
+    """Return the keys and values that an image's frame adds to a sample's context."""
+    return {
+        "original_size": frame.original,
+        "input_size": frame.size,
+        "scale": frame.scale,
+        "offset": frame.offset,
+    }
 
 
-def to_original(boxes: Array, context: Mapping[str, Any]) -> Array:
-    """Map boxes from input pixels back to pixels of the original image.
-
-    Args:
-        boxes: [..., 4] as x1, y1, x2, y2, in floating point.
-        context: a sample's context with "scale" and "offset" (see `ImageGeometry`).
-    """
-    # The pair (x, y) is needed twice, once for each corner of a box.
-    scale = np.asarray(context["scale"] * 2, boxes.dtype)
-    offset = np.asarray(context["offset"] * 2, boxes.dtype)
-    return np.asarray((boxes - offset) / scale)
+def find_frame(context: Mapping[str, Any]) -> Frame | None:
+    """Return the frame in a sample's context, or None if the sample is not one image that edgeq prepared."""
+    if "scale" not in context:
+        return None
+    return Frame(
+        tuple(context["original_size"]), tuple(context["input_size"]), tuple(context["scale"]), tuple(context["offset"])
+    )

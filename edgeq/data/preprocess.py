@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from edgeq_device.prepare.frame import Frame
 from edgeq_device.system.files import read_file
 
 from edgeq.data.axes import ItemState, assumed_axes
 from edgeq.data.files import decode
-from edgeq.data.images import Array, ImageGeometry, Picture
+from edgeq.data.images import Array, Picture, to_context
 from edgeq.data.limits import check_size
 from edgeq.data.source_options import SourceOptions
 from edgeq.data.step import SEE_LIST, Step
@@ -167,7 +168,7 @@ class PreparedItem:
 
     Attributes:
         array: the model input, or several model inputs keyed by name.
-        context: the geometry of an image (see `Geometry.context`). It is empty for other items.
+        context: the frame of an image (see `edgeq.data.images.to_context`). It is empty for other items.
     """
 
     array: Array | Mapping[str, Array]
@@ -220,8 +221,9 @@ class Preprocess:
             states.append(self._run(item, spec))
             # After each item, the size of the whole batch is known well enough to stop before memory runs out.
             check_size(len(items) * states[-1].array.nbytes, f"{len(items)} items", "Store fewer in one array")
-        # A batch has no single geometry, so only one image can map its boxes back.
-        context = states[0].geometry.context() if len(states) == 1 and states[0].geometry is not None else {}
+        # A batch has no single frame, so only one image can map its boxes back.
+        frame = states[0].frame if len(states) == 1 else None
+        context = to_context(frame) if frame is not None else {}
         # An array that was stored as a batch keeps its batch axis, even with one item.
         if len(states) == 1 and not (batched and "N" not in states[0].axes):
             return PreparedItem(np.asarray(states[0].array, order="C"), context)
@@ -267,7 +269,7 @@ class Preprocess:
     def _split_items(self, raw: Picture | Array, spec: TensorSpec | None) -> tuple[list[ItemState], bool]:
         if isinstance(raw, Picture):
             height, width = raw.pixels.shape[:2]
-            return [ItemState(raw.pixels, "HWC", "RGB", ImageGeometry((width, height)))], False
+            return [ItemState(raw.pixels, "HWC", "RGB", Frame.of(width, height))], False
         axes = self.source.layout
         if axes is None:
             axes = assumed_axes(raw.shape, spec).removeprefix("N")
@@ -285,10 +287,10 @@ class Preprocess:
         # Only three channels have an order of colours. One channel is grey, and four have an alpha or something
         # unknown.
         colour = "C" in axes and array.shape[axes.index("C")] == 3
-        geometry = None
+        frame = None
         if "H" in axes and "W" in axes:
-            geometry = ImageGeometry((array.shape[axes.index("W")], array.shape[axes.index("H")]))
-        return ItemState(array, axes, self.source.channels if colour else "", geometry)
+            frame = Frame.of(array.shape[axes.index("W")], array.shape[axes.index("H")])
+        return ItemState(array, axes, self.source.channels if colour else "", frame)
 
     def _run(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         assert self.spec is not None

@@ -23,7 +23,8 @@ class Sample(Displayed):
         label: class index or any other label that the reader found, or None. For a batch that was gathered for a model
             with a fixed batch size, this is the tuple of its rows' labels.
         context: "file" (base name), "path" (below the data folder), "index" (in the file) and "class" (sub-folder). For
-            images, also "original_size" (width, height), "scale" and "offset" (see `edgeq.data.images.ImageGeometry`).
+            images, also "original_size" and "input_size" (width, height), "scale" and "offset" (see
+            `edgeq_device.prepare.frame.Frame`).
             For a gathered batch, "rows" (the rows' contexts) and "valid" (the number of rows that are not padding).
     """
 

@@ -153,7 +153,7 @@ def bundle_variants(
         for key, variant in {_answers(variant): variant for variant in variants.values()}.items()
     }
     # Devices read one name a line.
-    names = [re.sub(r"\s+", " ", as_text(name)) for name in getattr(job.validation, "score_names", ())]
+    names = [re.sub(r"\s+", " ", as_text(name)) for name in _class_names(job)]
     if any(names):
         extras[LABELS] = "".join(f"{name}\n" for name in names).encode("utf-8")
     # Several variants may bring the same alternative, which is written once.
@@ -260,6 +260,12 @@ def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, A
         job.prepared.graph, artifact.proof_model, job.validation, artifact.proof_settings(), progress=job.progress
     )
     return {"histograms": histograms, "layers": layers}
+
+
+def _class_names(job: Job) -> Sequence[str]:
+    """Return the names of the classes, from the samples' labels or from what files state about the model."""
+    names: Sequence[str] = getattr(job.validation, "score_names", ())
+    return names or (job.head.labels if job.head is not None else ())
 
 
 def _licence(job: Job) -> dict[str, str]:

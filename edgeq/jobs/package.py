@@ -23,6 +23,7 @@ from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.bundles import BundleContents, as_text, bundle_variants
 from edgeq.jobs.repair import Repairer
 from edgeq.measure.checks import keep_strongest
+from edgeq.measure.find_head import HeadChoice
 from edgeq.measure.task import Task
 from edgeq.model.files import model_bytes
 from edgeq.prove.builds import (
@@ -161,6 +162,7 @@ def package(
     overrides: Mapping[str, Any] | None = None,
     fix: Mapping[str, int] | None = None,
     task: Task | str | None = None,
+    head: HeadChoice | str | None = None,
     max_drop: float | str | None = None,
     effort: Effort | None = "default",
     require_coverage: float | str | None = None,
@@ -204,6 +206,7 @@ def package(
         val=val,
         statistics=statistics,
         task=task,
+        head=head,
         fix=fix,
         targets=targets,
         overrides=overrides,

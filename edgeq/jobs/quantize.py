@@ -18,6 +18,7 @@ from edgeq.errors import CheckFailedError, UsageError, unwritten
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.repair import Repairer
+from edgeq.measure.find_head import HeadChoice
 from edgeq.measure.task import Task
 from edgeq.model.files import data_names, model_bytes
 from edgeq.prove.block_race import must_race, race_compute
@@ -114,6 +115,7 @@ def quantize(
     overrides: Mapping[str, Any] | None = None,
     fix: Mapping[str, int] | None = None,
     task: Task | str | None = None,
+    head: HeadChoice | str | None = None,
     max_drop: float | str | None = None,
     effort: Effort | None = "default",
     require_coverage: float | str | None = None,
@@ -136,6 +138,8 @@ def quantize(
         overrides: fields of `Scheme` to set instead of the profile's; None values are ignored.
         fix: numbers for free sizes of the inputs, by name. Some hardware needs every size to be fixed.
         task: the task that measures accuracy by labels, or its name if it needs no options.
+        head: what the outputs mean: the name of a family of heads, such as "yolov8" or "ctc:blank=last", or "none".
+            With None, files next to the model, its metadata and the outputs decide.
         output: the file to write. Default: MODEL.int8.onnx next to the model, with the suffix of the target's format.
         max_drop: largest loss of accuracy: a fraction such as 0.01, or text such as "1pt" or "1%"; needs `task`.
         effort: effort of a repair: "quick", "default" or "thorough". With labels, a result is repaired if its loss is
@@ -163,6 +167,7 @@ def quantize(
         val=val,
         statistics=statistics,
         task=task,
+        head=head,
         fix=fix,
         targets=target,
         overrides=overrides,

@@ -23,6 +23,7 @@ from edgeq.hardware.target import Target, runs_natively
 from edgeq.jobs.bundles import BundleContents, as_text, bundle_variants
 from edgeq.jobs.candidates import check_samples, is_static, kernel_choices, promising_first, resolve_timed
 from edgeq.measure.checks import keep_strongest
+from edgeq.measure.find_head import HeadChoice
 from edgeq.measure.task import Task
 from edgeq.model.files import model_bytes
 from edgeq.prove.builds import prove_built, simulated_proof, target_coverage, with_compiled
@@ -178,6 +179,7 @@ def tune(
     statistics: str | Path | None = None,
     target: str | Path = "auto",
     task: Task | str | None = None,
+    head: HeadChoice | str | None = None,
     goal: Goal | str | None = None,
     max_drop: float | str | None = None,
     budget: str | float | None = None,
@@ -203,6 +205,7 @@ def tune(
         target: "auto", or a target or profile that this machine can run or simulate. If this machine runs it, latency
             is measured. If this machine simulates it, the objective is the share of multiply-accumulates in int8, and
             the objective in `goal` is ignored.
+        head: see `quantize`.
         task: the task that measures accuracy by labels, or its name if it needs no options. With None, agreement with
             float32 is measured.
         goal: objective, accuracy and time, or only an objective. Default: the lowest latency with a loss of at most
@@ -235,6 +238,7 @@ def tune(
         val=val,
         statistics=statistics,
         task=task,
+        head=head,
         fix=fix,
         targets=target,
         force=force,

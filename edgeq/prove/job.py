@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edgeq_device.answers.head import Head
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from numpy.typing import NDArray
 
@@ -103,6 +104,7 @@ class Job:
         static: True if any scheme needs ranges.
         machine: this machine.
         task: the task that measures accuracy by labels, or None to measure agreement with float32.
+        head: how the outputs become answers; None if their meaning is not known.
         basis: what the figures of the float model's tensors are taken over. `collect_statistics` determines it.
         doubts: reasons to doubt the samples, found before anything is built. Each is a sentence.
     """
@@ -119,6 +121,7 @@ class Job:
     float_outputs: Sequence[Mapping[str, NDArray[Any]]] = ()
     static: bool = True
     machine: Machine = field(default_factory=detect_machine)
+    head: Head | None = None
     task: Task | None = None
     basis: Basis = EVERYTHING
     progress: Progress = SILENT

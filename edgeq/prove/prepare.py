@@ -20,14 +20,17 @@ from edgeq.calibration.ranges import Range
 from edgeq.calibration.statistics import UNIT, Statistics
 from edgeq.data.open_source import Data, has_parts, in_role
 from edgeq.data.parts import find_shared_files
-from edgeq.data.preprocess import Preprocess
+from edgeq.data.preprocess import Preprocess, load_preprocess
 from edgeq.data.same_preparation import Figures, InputFigures, find_differences, measure_inputs, warn_of_unlike_images
 from edgeq.data.samples import Samples, SourceSamples, select_samples
+from edgeq.describe.facts import Fact, ModelFacts
+from edgeq.describe.read import read_facts
 from edgeq.distributed.workers import Workers
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.measure.basis import find_basis, sampled_basis
+from edgeq.measure.find_head import find_head
 from edgeq.measure.find_task import find_classification, find_detection
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import check_skill, settle
@@ -99,6 +102,10 @@ def prepare(
     validation = in_role(validation, "validation") if validation is not None else None
     # The model is opened only if a task or a preprocessing must be found by running it, and then only once.
     session = functools.cache(lambda: open_session(prepared.path))
+    facts = read_facts(prepared.model.metadata_props, model)
+    for note in facts.notes:
+        progress.note(note)
+    stated = load_preprocess(facts.preprocess.value) if facts.preprocess is not None else None
     task = request.task
     if task is None and validation is not None:
         task = find_detection(validation, prepared.signature, session(), progress)
@@ -115,7 +122,7 @@ def prepare(
             session=session,
             labelled_data=proof_data,
             task=task,
-            fallback=preprocess,
+            fallback=preprocess or stated,
             model=model,
             progress=progress,
         )
@@ -141,6 +148,8 @@ def prepare(
     if not adopted:
         with progress.stage("Checking the preparation"):
             prepared = check_preparation(prepared, proof_samples)
+    facts, sample = _with_labels(facts, proof_samples), next(iter(proof_samples))
+    head = find_head(session(), prepared.signature, sample, facts, request.head, progress)
     if task is None and validation is not None:
         task = find_classification(proof_samples, session(), progress)
     if task is not None and validation is not None:
@@ -161,9 +170,18 @@ def prepare(
         static=static,
         machine=this_machine,
         task=task,
+        head=head,
         progress=progress,
     )
     return _doubted(job, doubts)
+
+
+def _with_labels(facts: ModelFacts, samples: Samples) -> ModelFacts:
+    """Return the facts with the names of the classes that the samples' labels give, if no file states any."""
+    names = tuple(getattr(samples, "score_names", ()))
+    if facts.labels is not None or not any(names):
+        return facts
+    return replace(facts, labels=Fact(names, "the labels of the samples"))
 
 
 def _input_doubts(calibration: Samples | None, proof: Samples) -> tuple[str, ...]:

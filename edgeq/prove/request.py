@@ -13,6 +13,7 @@ from edgeq.data.open_source import Data, as_data, sample_paths
 from edgeq.distributed.workers import Workers
 from edgeq.errors import OutputError, UsageError, closest
 from edgeq.hardware.target import Target, as_targets
+from edgeq.measure.find_head import HeadChoice
 from edgeq.measure.task import Task, as_task
 from edgeq.model.files import data_name, data_names, model_files
 from edgeq.scheme import Scheme
@@ -32,6 +33,7 @@ class RequestOptions(TypedDict, total=False):
     val: Data | Any | None
     statistics: str | Path | None
     task: Task | str | None
+    head: HeadChoice | str | None
     fix: Mapping[str, int] | None
     targets: str | Path | Sequence[str | Path]
     overrides: Mapping[str, Any] | None
@@ -55,6 +57,7 @@ class Request:
             samples or more, a quarter of them is used only for the proof and not for the calibration.
         statistics: a folder written by `edgeq calibrate`, instead of a calibration pass.
         task: the task that measures accuracy by labels.
+        head: the head that says what the outputs mean; None finds it.
         fix: input size name → number, for sizes that the model leaves free.
         targets: names of targets or profiles, or paths to TOML files.
         overrides: fields of `Scheme` that the user has set. None values are ignored.
@@ -72,6 +75,7 @@ class Request:
     val: Data | None = None
     statistics: Path | None = None
     task: Task | None = None
+    head: HeadChoice | None = None
     fix: Mapping[str, int] = field(default_factory=dict)
     targets: tuple[str | Path, ...] = ("auto",)
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -94,6 +98,7 @@ class Request:
         # What is left in `arguments` at the end needs no conversion.
         arguments: dict[str, Any] = dict(options)
         statistics, task = arguments.pop("statistics", None), arguments.pop("task", None)
+        head = arguments.pop("head", None)
         effort = arguments.get("effort")
         if effort is not None and effort not in get_args(Effort):
             fix = f"It can be {', '.join(get_args(Effort))}, or None for the plain build"
@@ -104,6 +109,7 @@ class Request:
             as_data(arguments.pop("val", None)),
             path_of(statistics, "statistics") if statistics is not None else None,
             as_task(task) if task is not None else None,
+            HeadChoice.parse(head) if isinstance(head, str) else head,
             arguments.pop("fix", None) or {},
             as_targets(arguments.pop("targets", cls.targets)),
             _checked_overrides(arguments.pop("overrides", None)),

@@ -289,6 +289,7 @@ def variant_spec(
         **({"products": list(variant.compatibility.products)} if variant.compatibility else {}),
         "scheme": plain(artifact.scheme),
         "preprocessing": _preprocessing(job.validation),
+        **({"head": job.head.to_dict()} if job.head is not None else {}),
         "coverage": _coverage(proof.coverage),
         "accuracy": _accuracy(proof),
         "checks": [plain(check) for check in variant.checks],

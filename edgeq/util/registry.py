@@ -118,6 +118,7 @@ DECODERS = ExtensionGroup(
     },
     also="path.py:function",
 )
+READERS = ExtensionGroup("reader of facts about models", "edgeq.readers", "edgeq.describe.readers", "READER")
 TASKS = ExtensionGroup("task", "edgeq.tasks", "edgeq.measure.tasks", "TASK", also="path.py:factory")
 STEPS = ExtensionGroup(
     "preprocessing step",
@@ -163,7 +164,7 @@ RENDERERS = ExtensionGroup("renderer", "edgeq.renderers", listed={"html": "edgeq
 # Tuning times models on another machine through a clock. It knows none by name, because it is to work without any.
 CLOCKS = ExtensionGroup("clock", "edgeq.clocks", listed={"boards": "edgeq.remote.clock:BoardClock"})
 # The groups that `edgeq extensions` lists. Only edgeq's own renderers are in theirs.
-GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
+GROUPS = (METHODS, DECODERS, TASKS, READERS, STEPS, RECOVERIES, BACKENDS)
 
 
 class Registry(Generic[T]):

@@ -56,6 +56,7 @@ def test_images_in_class_folders(tmp_path: Path) -> None:
         "path": "cat/1.png",
         "class": "cat",
         "original_size": (8, 8),
+        "input_size": (8, 8),
         "scale": (1.0, 1.0),
         "offset": (0.0, 0.0),
     }

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edgeq_device.prepare.frame import Frame
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from data.helpers import pixels, spec
 from edgeq.data.axes import ItemState
-from edgeq.data.images import ImageGeometry, to_original
+from edgeq.data.images import find_frame, to_context
 from edgeq.data.steps import build_step
 from edgeq.errors import DataError
 
@@ -22,7 +23,7 @@ sides = st.integers(1, 40)
 
 
 def state(height: int, width: int) -> ItemState:
-    return ItemState(pixels(height, width), "HWC", "RGB", ImageGeometry((width, height)))
+    return ItemState(pixels(height, width), "HWC", "RGB", Frame.of(width, height))
 
 
 @pytest.mark.parametrize(
@@ -57,8 +58,8 @@ def test_short_and_long_side(height: int, width: int, size: int, rounding: str, 
         return
     done = step.apply(state(height, width), None)
     assert done.array.shape == (new[1], new[0], 3)
-    assert done.geometry is not None
-    assert done.geometry.scale == (size / known, size / known) or (width, height) == tuple(new)
+    assert done.frame is not None
+    assert done.frame.scale == (new[0] / width, new[1] / height)
 
 
 @given(sides, sides, sides, sides, st.sampled_from(["bilinear", "bicubic", "nearest"]))
@@ -86,8 +87,8 @@ def test_letterbox(height: int, width: int, size: int, position: str, value: int
             inside = left <= x < left + w and top <= y < top + h
             expected = inner[y - top, x - left] if inside else [value] * 3
             assert done.array[y, x].tolist() == list(expected)
-    assert done.geometry is not None
-    assert done.geometry.offset == (left, top)
+    assert done.frame is not None
+    assert done.frame.offset == (left, top)
 
 
 @given(st.integers(8, 40), st.integers(8, 40), st.integers(1, 8), st.sampled_from(["floor", "round"]))
@@ -95,8 +96,8 @@ def test_crop_keeps_the_centre(height: int, width: int, size: int, rounding: str
     done = build_step({"op": "crop", "size": size, "rounding": rounding}).apply(state(height, width), None)
     left, top = rounded(Fraction(width - size, 2), rounding), rounded(Fraction(height - size, 2), rounding)
     assert np.array_equal(done.array, pixels(height, width)[top : top + size, left : left + size])
-    assert done.geometry is not None
-    assert done.geometry.offset == (-left, -top)
+    assert done.frame is not None
+    assert done.frame.offset == (-left, -top)
 
 
 def test_crop_larger_than_the_image_is_refused() -> None:
@@ -113,12 +114,13 @@ def test_boxes_come_back_to_the_original(height: int, width: int) -> None:
         {"op": "letterbox", "size": 64, "position": "center"},
     ):
         current = build_step(step).apply(current, None)
-    assert current.geometry is not None
-    context = current.geometry.context()
+    assert current.frame is not None
+    context = to_context(current.frame)
     assert context["original_size"] == (width, height)
+    assert find_frame(context) == current.frame
     box = np.array([[3.0, 4.0, 15.0, 18.0]])
     placed = box * np.tile(context["scale"], 2) + np.tile(context["offset"], 2)
-    np.testing.assert_allclose(to_original(placed, context), box, atol=1e-9)
+    np.testing.assert_allclose(current.frame.to_original(placed), box, atol=1e-9)
 
 
 def test_channels() -> None:

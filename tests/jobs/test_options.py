@@ -34,6 +34,7 @@ def test_nothing_given_is_nothing_set() -> None:
     assert arguments() == {
         "data": None,
         "val": None,
+        "head": None,
         "statistics": None,
         "task": None,
         "fix": {},

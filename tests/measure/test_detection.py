@@ -38,7 +38,9 @@ def make(tmp_path: Path, *, decoder: str = "ssd", **changes: Any) -> Any:
 
 
 def sample(name: str, **context: Any) -> FakeSample:
-    return FakeSample(name, {"x": np.zeros((1, 3, 60, 60), np.float32)}, context={"file": name} | context)
+    return FakeSample(
+        name, {"x": np.zeros((1, 3, 60, 60), np.float32)}, context={"file": name, "input_size": (60, 60)} | context
+    )
 
 
 A = sample("a.jpg", original_size=(100, 50), scale=(0.6, 0.6), offset=(0.0, 15.0))

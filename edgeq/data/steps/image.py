@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from edgeq_device.prepare.frame import Frame
 from PIL import Image
 
 from edgeq.data.axes import ItemState, model_size
-from edgeq.data.images import Array, ImageGeometry
+from edgeq.data.images import Array
 from edgeq.data.limits import check_size
 from edgeq.data.step import Step, UnfitError, field_kind, one_of, parse_integer, parse_list
 from edgeq.errors import DataError
@@ -161,7 +162,7 @@ class Channels(Step):
             # Pillow weighs the channels as red, green, blue, so another order would weigh them wrongly.
             rgb = state if state.channels != "BGR" else Channels("RGB").apply(state, spec)
             array = apply_pillow(rgb, "channels = L", lambda image: image.convert("L"))
-            return ItemState(array, state.axes, "", state.geometry)
+            return ItemState(array, state.axes, "", state.frame)
         if state.channels == self.order:
             return state
         if state.channels not in ("RGB", "BGR") or "C" not in state.axes:
@@ -207,7 +208,7 @@ class Resize(Step):
         if size is None:
             return state
         height, width = measure_image(state)
-        x, y, new = self.plan(width, height, size)
+        new = self.plan(width, height, size)
         # Resampling at the same size could still blur, depending on the filter.
         if new == (width, height):
             return state
@@ -216,22 +217,21 @@ class Resize(Step):
         # A wide image of one row, resized by its short side, grows without limit.
         check_size(math.prod(new) * state.array.size // max(1, width * height), f"resized to {new[0]}x{new[1]}", FEWER)
         array = apply_pillow(state, "resize", lambda image: image.resize(new, FILTERS[self.filter]))
-        # An array that was not decoded from an image starts its own geometry here.
-        geometry = state.geometry or ImageGeometry((width, height))
-        return replace(state, array=array, geometry=geometry.scaled(x, y))
+        # An array that was not decoded from an image starts its own frame here.
+        frame = state.frame or Frame.of(width, height)
+        return replace(state, array=array, frame=frame.resized(*new))
 
-    def plan(self, width: int, height: int, size: tuple[int, int]) -> tuple[float, float, tuple[int, int]]:
-        """Return the two scales and the new (width, height) for an image of `width` x `height`."""
+    def plan(self, width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the new (width, height) for an image of `width` x `height`."""
         if self.rule == "exact":
-            return size[0] / width, size[1] / height, size
+            return size
         if self.rule == "fit":
             scale = min(size[0] / width, size[1] / height)
-            return scale, scale, (round_by(width * scale, self.rounding), round_by(height * scale, self.rounding))
+            return round_by(width * scale, self.rounding), round_by(height * scale, self.rounding)
         fixed_side = min(width, height) if self.rule == "short" else max(width, height)
-        scale = size[0] / fixed_side
         # The integer product is computed before the only division, so that the known side is exact.
-        sides = tuple(round_by(size[0] * side / fixed_side, self.rounding) for side in (width, height))
-        return scale, scale, (sides[0], sides[1])
+        new_width, new_height = (round_by(size[0] * side / fixed_side, self.rounding) for side in (width, height))
+        return new_width, new_height
 
     def describe(self) -> str:
         """Describe the filter and how the new size is computed."""
@@ -299,8 +299,8 @@ class Letterbox(Step):
         canvas = np.empty((size[1], size[0], array.shape[2]), array.dtype)
         canvas[:] = self.value
         canvas[y : y + height, x : x + width] = array
-        geometry = resized.geometry or ImageGeometry((width, height))
-        return replace(resized, array=from_hwc(canvas, resized.axes), geometry=geometry.moved(x, y))
+        frame = resized.frame or Frame.of(width, height)
+        return replace(resized, array=from_hwc(canvas, resized.axes), frame=frame.placed(x, y, size))
 
     def describe(self) -> str:
         """Describe the scale, the rounding, the filter, the position and the pad value."""
@@ -344,8 +344,8 @@ class Crop(Step):
         row, column = state.axes.index("H"), state.axes.index("W")
         cut = [slice(None)] * state.array.ndim
         cut[row], cut[column] = slice(y, y + size[1]), slice(x, x + size[0])
-        geometry = state.geometry or ImageGeometry((width, height))
-        return replace(state, array=state.array[tuple(cut)], geometry=geometry.moved(-x, -y))
+        frame = state.frame or Frame.of(width, height)
+        return replace(state, array=state.array[tuple(cut)], frame=frame.placed(-x, -y, size))
 
     def describe(self) -> str:
         """Describe the size, and how an odd margin is divided."""

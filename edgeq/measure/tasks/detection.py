@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.images import to_original
+from edgeq.data.images import find_frame
 from edgeq.data.sample import Sample
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.average_precision import Matches, mean_average_precisions
@@ -307,8 +307,9 @@ def _map_to_image(boxes: Floats, sample: Sample, image: Image, size: tuple[int, 
             f"{sample.name} is {original[0]}x{original[1]}, but annotated as {image.size[0]}x{image.size[1]}",
             "Use images and annotations of the same data set",
         )
-    if "scale" in sample.context:
-        return to_original(boxes, sample.context)
+    if (frame := find_frame(sample.context)) is not None:
+        mapped: Floats = frame.to_original(boxes)
+        return mapped
     if image.size is not None and image.size != size:
         raise DataError(
             f"{sample.name}: boxes cannot be mapped from the model's {size[0]}x{size[1]} to the image's "

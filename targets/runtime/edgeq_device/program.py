@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
+from edgeq_device.answers.answer import Answer
+from edgeq_device.answers.decode import decode
+from edgeq_device.answers.head import parse_head
 from edgeq_device.bundle import package
 from edgeq_device.bundle.opening import open_best
 from edgeq_device.bundle.signature import check_signature
@@ -15,6 +19,7 @@ from edgeq_device.engines.runtime import infer
 from edgeq_device.errors import BundleError, DataError
 from edgeq_device.model.tensors import DTYPES
 from edgeq_device.prepare.arrays import to_array
+from edgeq_device.prepare.frame import Frame
 from edgeq_device.prepare.inputs import check_feeds
 from edgeq_device.prepare.steps import Prepare
 from edgeq_device.trust.keys import find_trust
@@ -33,6 +38,7 @@ class Model:
         session: session that runs the variant, with the interface of an `onnxruntime.InferenceSession`.
         inputs, outputs: names of inputs and outputs, in the model's order.
         labels: names of the classes; empty if the bundle contains none.
+        head: how the outputs become answers; None if the bundle does not know their meaning.
     """
 
     def __init__(self, bundle: package.Bundle, variant: Optional[str] = None, threads: int = 0) -> None:
@@ -43,7 +49,9 @@ class Model:
         self.inputs = tuple(self._specs)
         self.outputs = tuple(spec.name for spec in self.session.get_outputs())
         self.labels = read_labels(bundle)
-        self._record = best.choice.variant.info.get("preprocessing")
+        info = best.choice.variant.info
+        self._record = info.get("preprocessing")
+        self.head = parse_head(info["head"], self.labels) if info.get("head") is not None else None
 
     def run(self, x: Any) -> Dict[str, Any]:
         """Run the model and return its outputs as arrays by name.
@@ -56,12 +64,33 @@ class Model:
             DataError: `x` does not fit the model, or cannot be read.
             BundleError: `x` needs preprocessing, but the bundle has no preprocessing that runs here.
         """
-        feeds = dict(x) if isinstance(x, Mapping) else self._build_feeds(x)
+        feeds = dict(x) if isinstance(x, Mapping) else self._build_feeds(x)[0]
         check_feeds(self.session, feeds)
         return infer(self.session, feeds)
 
+    def answer(self, x: Any, thresholds: Optional[Mapping[str, float]] = None) -> Answer:
+        """Run the model and return its answer: boxes, masks, keypoints, text or classes; see `Answer`.
+
+        Args:
+            x: data for one run, as for `run`. Positions are in pixels of the image, if `x` is an image.
+            thresholds: threshold → number, instead of the head's; "confidence" is the lowest score of an object.
+
+        Raises:
+            DataError: `x` does not fit the model, or the outputs do not fit the head.
+            BundleError: the bundle has no head, or this runner does not know its family.
+        """
+        if self.head is None:
+            raise BundleError("the bundle does not say what its outputs mean", "Use run(x), or package with --head")
+        head = replace(self.head, thresholds={**self.head.thresholds, **(thresholds or {})})
+        feeds, frame = (dict(x), None) if isinstance(x, Mapping) else self._build_feeds(x)
+        check_feeds(self.session, feeds)
+        return decode(infer(self.session, feeds), head, frame)
+
     def prepare(self, x: Any) -> Dict[str, Any]:
         """Return the inputs that `run` would pass to the model for an image or raw array."""
+        return self._prepare(x)[0]
+
+    def _prepare(self, x: Any) -> Tuple[Dict[str, Any], Optional[Frame]]:
         if not isinstance(self._record, Mapping):
             raise BundleError("the bundle does not record how its inputs are prepared", "Give tensors by input name")
         source = self._record.get("source")
@@ -72,9 +101,9 @@ class Model:
                 f"the model has several inputs: {', '.join(self.inputs)}", "Give a mapping of all inputs by name"
             )
         spec = self._specs[name]
-        array = Prepare(self._record, spec.shape)(x)
+        array, frame = Prepare(self._record, spec.shape).prepare(x)
         dtype = DTYPES.get(spec.type)
-        return {name: array if dtype is None else array.astype(dtype, copy=False)}
+        return {name: array if dtype is None else array.astype(dtype, copy=False)}, frame
 
     def top(self, outputs: Mapping[str, Any], count: int = 5) -> List[Tuple[str, float]]:
         """Return the classes with the highest scores of one sample, best first. Each entry contains the class's label
@@ -94,7 +123,7 @@ class Model:
         # Labels of another number belong to another output.
         return self.labels[index] if len(self.labels) == count else str(index)
 
-    def _build_feeds(self, x: Any) -> Dict[str, Any]:
+    def _build_feeds(self, x: Any) -> Tuple[Dict[str, Any], Optional[Frame]]:
         spec = self._specs[self.inputs[0]]
         # What already looks like the input must not be prepared a second time.
         as_it_is = (
@@ -103,7 +132,7 @@ class Model:
             and x.ndim == len(spec.shape)
             and x.dtype == np.dtype(DTYPES.get(spec.type) or x.dtype)
         )
-        return {self.inputs[0]: x} if as_it_is else self.prepare(x)
+        return ({self.inputs[0]: x}, None) if as_it_is else self._prepare(x)
 
     def close(self) -> None:
         """End the session and remove the bundle's temporary files."""

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Unio
 import numpy as np
 
 from edgeq_device.errors import BundleError, DataError, RuntimeUnavailableError
+from edgeq_device.prepare.frame import Frame
 from edgeq_device.system.files import check_file
 
 Array = Any
@@ -50,6 +51,13 @@ class Prepare:
     def __call__(self, item: Union[str, Path, Array]) -> Array:
         """Return the model's input for an image file, a Pillow image, or a raw array (uint8 [H, W, 3], RGB).
 
+        Raises: see `prepare`.
+        """
+        return self.prepare(item)[0]
+
+    def prepare(self, item: Union[str, Path, Array]) -> Tuple[Array, Optional[Frame]]:
+        """Return the model's input, and the frame of the image; None if the item is not known to be an image.
+
         Raises:
             DataError: the item cannot be read or does not fit the steps.
             BundleError: this runner does not know a step.
@@ -66,7 +74,7 @@ class Prepare:
         # The steps prepare one sample; the model also has a batch axis.
         if len(self._shape) == state.array.ndim + 1:
             state.array = state.array[None]
-        return np.ascontiguousarray(state.array)
+        return np.ascontiguousarray(state.array), state.frame
 
     def _apply(self, state: "_State", step: Any) -> "_State":
         name = step.get("op") if isinstance(step, dict) else None
@@ -97,23 +105,26 @@ class Prepare:
         pixels = state.to_pixels()
         rounding = _ROUNDINGS[step.get("rounding", "floor")]
         height, width = pixels.shape[:2]
+        frame = state.frame or Frame.of(width, height)
         if name == "crop":
             x_offset, y_offset = rounding((width - size[0]) / 2), rounding((height - size[1]) / 2)
             if x_offset < 0 or y_offset < 0:
                 raise DataError(f"an image of {width}x{height} is smaller than the crop of {size[0]}x{size[1]}")
-            return state.replace_pixels(pixels[y_offset : y_offset + size[1], x_offset : x_offset + size[0]])
+            cut = pixels[y_offset : y_offset + size[1], x_offset : x_offset + size[0]]
+            return state.replace_pixels(cut, frame.placed(-x_offset, -y_offset, size))
         rule = "fit" if name == "letterbox" else step.get("rule", "exact")
         pixels = _resize(pixels, _plan_size(width, height, size, rule, rounding), step.get("filter", "bilinear"))
-        if name == "resize":
-            return state.replace_pixels(pixels)
         height, width = pixels.shape[:2]
+        frame = frame.resized(width, height)
+        if name == "resize":
+            return state.replace_pixels(pixels, frame)
         centred = step.get("position", "top-left") == "center"
         x_offset, y_offset = ((size[0] - width) // 2, (size[1] - height) // 2) if centred else (0, 0)
         canvas = np.empty((size[1], size[0], pixels.shape[2]), pixels.dtype)
         # 114 is the grey around the images that YOLO models are trained with.
         canvas[:] = step.get("value", [114])
         canvas[y_offset : y_offset + height, x_offset : x_offset + width] = pixels
-        return state.replace_pixels(canvas)
+        return state.replace_pixels(canvas, frame.placed(x_offset, y_offset, size))
 
     def _find_axes(self, have: str) -> str:
         """Return the axes of the model's input. A size of 1 or 3 may be the number of channels. Channels come last if
@@ -144,14 +155,18 @@ class Prepare:
             raise DataError(f"layout {want} does not fit the axes of shape {list(state.array.shape)}", "Give an image")
         array = state.array.transpose([state.axes.index(axis) for axis in want if axis in state.axes])
         missing = tuple(i for i, axis in enumerate(want) if axis not in state.axes)
-        return _State(np.expand_dims(array, missing) if missing else array, want, state.channels)
+        return _State(np.expand_dims(array, missing) if missing else array, want, state.channels, state.frame)
 
 
 class _State:
-    """Hold an item between two steps: its array, one letter for each axis, and the order of its channels."""
+    """Hold an item between two steps: its array, one letter for each axis, the order of its channels, and the frame of
+    an image.
+    """
 
-    def __init__(self, array: Array, axes: str, channels: str) -> None:
-        self.array, self.axes, self.channels = array, axes, channels
+    def __init__(self, array: Array, axes: str, channels: str, frame: Optional[Frame] = None) -> None:
+        self.array, self.axes, self.channels, self.frame = array, axes, channels, frame
+        if frame is None and set("HW") <= set(axes) and len(axes) == array.ndim:
+            self.frame = Frame.of(array.shape[axes.index("W")], array.shape[axes.index("H")])
 
     def to_pixels(self) -> Array:
         """Return the array as [H, W, C]."""
@@ -163,7 +178,7 @@ class _State:
             return array.transpose([pixel_axes.index(axis) for axis in "HW"])[:, :, None]
         return array.transpose([pixel_axes.index(axis) for axis in "HWC"])
 
-    def replace_pixels(self, pixels: Array) -> "_State":
+    def replace_pixels(self, pixels: Array, frame: Optional[Frame]) -> "_State":
         """Return an item with the same axes and other pixels, given as [H, W, C]."""
         pixel_axes = "".join(axis for axis in self.axes if axis in "HWC")
         # Pixels always have channels, the item need not.
@@ -172,7 +187,7 @@ class _State:
         if "C" not in pixel_axes:
             array = array[..., 0]
         leading = tuple(i for i, axis in enumerate(self.axes) if axis not in "HWC")
-        return _State(np.expand_dims(array, leading) if leading else array, self.axes, self.channels)
+        return _State(np.expand_dims(array, leading) if leading else array, self.axes, self.channels, frame)
 
 
 def read_image(item: Any) -> Array:
@@ -247,20 +262,22 @@ def _apply_arithmetic(state: _State, name: str, value: Any) -> _State:
         constant = constant.reshape(shape)
     # Divisions by zero give infinities, without a warning on the user's terminal.
     with np.errstate(all="ignore"):
-        return _State(np.asarray(_ARITHMETIC[name](array, constant), array.dtype), state.axes, state.channels)
+        return _State(
+            np.asarray(_ARITHMETIC[name](array, constant), array.dtype), state.axes, state.channels, state.frame
+        )
 
 
 def _center(state: _State, step: Mapping[str, Any]) -> _State:
     array = _to_float(state.array)
     # In float64, because a float32 sum over an image loses digits.
     mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
-    return _State(np.asarray(array - mean, array.dtype), state.axes, state.channels)
+    return _State(np.asarray(array - mean, array.dtype), state.axes, state.channels, state.frame)
 
 
 def _cast(state: _State, step: Mapping[str, Any]) -> _State:
     if step["dtype"] not in _DTYPES:
         raise ValueError(f"dtype {step['dtype']!r}")
-    return _State(state.array.astype(step["dtype"]), state.axes, state.channels)
+    return _State(state.array.astype(step["dtype"]), state.axes, state.channels, state.frame)
 
 
 def _order_channels(state: _State, step: Mapping[str, Any]) -> _State:
@@ -272,10 +289,10 @@ def _order_channels(state: _State, step: Mapping[str, Any]) -> _State:
         # The weights of the grey are in the order RGB.
         pixels = pixels[:, :, ::-1] if state.channels == "BGR" else pixels
         grey = pixels if pixels.shape[2] == 1 else _to_grey(pixels)
-        return state.replace_pixels(grey)
+        return state.replace_pixels(grey, state.frame)
     if state.channels == order:
         return state
-    return _State(np.flip(state.array, state.axes.index("C")), state.axes, order)
+    return _State(np.flip(state.array, state.axes.index("C")), state.axes, order, state.frame)
 
 
 def _to_grey(pixels: Array) -> Array:
@@ -286,11 +303,11 @@ def _to_grey(pixels: Array) -> Array:
 
 
 def _expand(state: _State, step: Mapping[str, Any]) -> _State:
-    return _State(np.expand_dims(state.array, int(step["axis"])), "", state.channels)
+    return _State(np.expand_dims(state.array, int(step["axis"])), "", state.channels, state.frame)
 
 
 def _reshape(state: _State, step: Mapping[str, Any]) -> _State:
-    return _State(state.array.reshape([int(size) for size in step["shape"]]), "", state.channels)
+    return _State(state.array.reshape([int(size) for size in step["shape"]]), "", state.channels, state.frame)
 
 
 _OTHER: Dict[str, Callable[[_State, Mapping[str, Any]], _State]] = {

@@ -359,7 +359,7 @@ class ServerRequest:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """Hold a server's answer to one request to `address`."""
 
     address: Address
@@ -367,7 +367,7 @@ class Answer:
     headers: Message
     body: IO[bytes]
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> Reply:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -408,7 +408,7 @@ def _send_body(connection: Connection, body: Union[bytes, Path]) -> Optional[Bro
     return None
 
 
-def exchange(request: ServerRequest, address: Address, deadline: Deadline, title: str) -> Answer:
+def exchange(request: ServerRequest, address: Address, deadline: Deadline, title: str) -> Reply:
     """Send `request` to `address` and return its answer. Messages call the server `title`.
 
     Raises:
@@ -439,7 +439,7 @@ def exchange(request: ServerRequest, address: Address, deadline: Deadline, title
         connection.close()
         raise
     connection.expect_body(request.max_bytes)
-    return Answer(address, response.status, response.headers, io.BufferedReader(_Content(response, title), CHUNK))
+    return Reply(address, response.status, response.headers, io.BufferedReader(_Content(response, title), CHUNK))
 
 
 _MAX_CHALLENGES = 8192

@@ -19,9 +19,9 @@ from edgeq_device.trust.connection import (
     AWAY,
     LIMITS,
     Address,
-    Answer,
     Deadline,
     Limits,
+    Reply,
     ServerRequest,
     exchange,
     parse_address,
@@ -95,7 +95,7 @@ class OciRepository:
             self._home = parse_address(f"http://{reference.host}{home.target}") if home.local else home
         self._authorization = ""
 
-    def send(self, request: ServerRequest, place: Union[str, Address]) -> Answer:
+    def send(self, request: ServerRequest, place: Union[str, Address]) -> Reply:
         """Return the answer to `request` at `place`, which is an address or a path relative to the repository.
 
         Raises:
@@ -129,7 +129,7 @@ class OciRepository:
                     future.cancel()
                 raise
 
-    def _build_error(self, answer: Answer) -> RuntimeUnavailableError:
+    def _build_error(self, answer: Reply) -> RuntimeUnavailableError:
         answer.body.close()
         why = {401: "its login was refused", 403: "access is denied", 404: "it was not found"}
         reason = why.get(answer.status, "the registry refuses")
@@ -137,7 +137,7 @@ class OciRepository:
             f"{self.reference}: {reason} (HTTP {answer.status})", "Check the name and the login"
         )
 
-    def _send_with_login(self, request: ServerRequest, place: Union[str, Address]) -> Answer:
+    def _send_with_login(self, request: ServerRequest, place: Union[str, Address]) -> Reply:
         with translate_errors(str(self.reference)):
             address = place if isinstance(place, Address) else self._home.join(place)
             # Ask without a token first: the answer says which realm issues one.
@@ -147,7 +147,7 @@ class OciRepository:
                 answer = self._follow(request, address, self._home, self._authorization)
         return answer
 
-    def _follow(self, request: ServerRequest, address: Address, owner: Address, authorization: str) -> Answer:
+    def _follow(self, request: ServerRequest, address: Address, owner: Address, authorization: str) -> Reply:
         """Send `request` and follow redirects of GET and HEAD. `authorization` goes only to the origin of `owner`.
 
         Raises:
