@@ -68,9 +68,9 @@ def label_regions(mask: Any) -> Any:
         return run
 
     starts = np.searchsorted(rows, np.arange(height + 1))
-    for row in range(1, height):
-        above, above_end = int(starts[row - 1]), int(starts[row])
-        for run in range(above_end, int(starts[row + 1])):
+    for line in range(1, height):
+        above, above_end = int(starts[line - 1]), int(starts[line])
+        for run in range(above_end, int(starts[line + 1])):
             while above < above_end and lasts[above] < firsts[run]:
                 above += 1
             other = above
@@ -82,6 +82,6 @@ def label_regions(mask: Any) -> Any:
     roots = np.array([find(run) for run in range(len(rows))], np.int64)
     numbers = np.unique(roots, return_inverse=True)[1].reshape(-1) + 1 if len(roots) else roots
     labels = np.zeros((height, width), np.int64)
-    for y, first, last, number in zip(rows, firsts, lasts, numbers):
-        labels[y, first:last] = number
+    for y, begin, end, number in zip(rows, firsts, lasts, numbers):
+        labels[y, begin:end] = number
     return labels, int(numbers.max()) if len(numbers) else 0
