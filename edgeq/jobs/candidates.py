@@ -70,7 +70,8 @@ def plan(request: Request, *, goal: Goal | None = None, engines: Sequence[Engine
     check_samples(request)
     machine = detect_machine()
     target, timed = resolve_timed(request, machine)
-    goal = goal or Goal()
+    # Without data, the limit is that of a task by labels.
+    goal = (goal or Goal()).settled(request.task)
     field = find_field(target, machine, engines, timed=timed, progress=request.progress)
     with scratch_folder("edgeq-tune-") as folder:
         prepared = prepare_model(request.model, Path(folder), progress=request.progress)

@@ -13,7 +13,7 @@ from edgeq.prove.job import Built
 from edgeq.prove.proof import NotFiniteError, Proof, Repair
 from edgeq.prove.request import Effort
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import DEFAULT_DROP
+from edgeq.tuning.goal import allowed_drop
 from edgeq.tuning.ladder import climb
 
 
@@ -23,7 +23,8 @@ class Repairer:
 
     Attributes:
         effort: effort of a repair, or None to repair nothing.
-        max_drop: largest accepted loss of accuracy as a fraction; None means one point.
+        max_drop: largest accepted loss of accuracy as a fraction; None means the default of the task (one point, or
+            five points of the float model's answers).
         chosen: fields of the scheme that the user has set. A repair does not change them.
     """
 
@@ -52,7 +53,7 @@ class Repairer:
             NotFiniteError: in every build that was tried, an output is not finite.
             EdgeqError: a stage failed.
         """
-        limit = DEFAULT_DROP if self.max_drop is None else self.max_drop
+        limit = allowed_drop(self.max_drop, self.builds.job.task)
         proof: Proof | NotFiniteError
         try:
             proof = self.builds.prove(built, scheme, native=native)

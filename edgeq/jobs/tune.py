@@ -293,13 +293,15 @@ def run_tune(
         job = prepare(request, Path(folder), static=static, workers=workers, machine=plan.this_machine)
         # 3. A run that goes on uses the statistics of the run that it continues.
         job = collect_statistics(job, _earlier_statistics(plan, resume=resume))
+        goal = plan.goal.settled(job.task)
+        plan = replace(plan, goal=goal)
         run = Run(
             job,
             plan.target,
             plan.this_machine,
             plan.machine,
             job.task,
-            plan.goal,
+            goal,
             clock,
             Path(folder),
             request.progress,
@@ -423,7 +425,7 @@ def _evidence(plan: _TunePlan, run: Run, *, memory: bool) -> Memory:
     if not memory or not plan.timed or plan.goal.thorough:
         return Memory()
     settings = settings_of(run, plan.field)
-    return recall(memory_file(), run.job.prepared.model, settings, plan.goal.max_drop, run.progress)
+    return recall(memory_file(), run.job.prepared.model, settings, plan.goal.limit, run.progress)
 
 
 def _search(

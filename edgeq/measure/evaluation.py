@@ -22,6 +22,7 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.measure.find_task import find_annotations, find_classification, find_detection, infer_task_name
+from edgeq.measure.loaded_head import judge_by_answers
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
@@ -200,7 +201,10 @@ def run_evaluation(
             if task is None:
                 fix = "Give a ⟨task⟩ for labelled data, or a ⟨reference⟩ to compare with"
                 raise UsageError("nothing to measure: the data have no labels that the model's outputs fit", fix)
-        if task is not None:
+        if task is None and request.reference is not None:
+            # Without labels, the reference's answers are the labels.
+            task, samples = judge_by_answers(loaded_models["reference"], samples, progress=progress)
+        elif task is not None:
             # Open choices are made once, so that both models are measured with the same ones.
             task = settle(task, judge, samples, progress=progress)
         settings = {key: s.settings for key, s in loaded_models.items()}

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import onnx_ir as ir
+from edgeq_device.answers.head import Head, parse_head
 from edgeq_device.bundle.opening import open_best
 from edgeq_device.bundle.package import MAIN, Bundle, open_bundle
 from edgeq_device.engines.catalog import FLOAT, find_plugin
 from edgeq_device.engines.device import read_device
 from edgeq_device.engines.variant import EXTERNAL_FOLDER, Variant, read_precision
+from edgeq_device.program import read_labels
 
 from edgeq.errors import UsageError
 from edgeq.measure.inference import Session
@@ -38,6 +40,7 @@ class LoadedModel:
         signature: inputs and outputs.
         settings: settings of the session.
         preprocess: the bundle's preprocessing; None if it has none.
+        head: the head that the bundle records; None if it records none.
     """
 
     path: Path
@@ -48,6 +51,7 @@ class LoadedModel:
     settings: SessionSettings
     session: Session
     preprocess: Mapping[str, Any] | None = None
+    head: Head | None = None
 
     @property
     def folder(self) -> Path:
@@ -172,7 +176,14 @@ def _open_variant(
                 settings=settings,
                 session=session,
                 preprocess=variant_preprocessing(best_variant),
+                head=_read_head(bundle, best_variant),
             )
+
+
+def _read_head(bundle: Bundle, variant: Variant) -> Head | None:
+    record = variant.info.get("head")
+    with device_errors():
+        return parse_head(record, read_labels(bundle)) if record is not None else None
 
 
 def check_models(bundle: Bundle) -> None:

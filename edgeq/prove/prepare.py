@@ -29,6 +29,7 @@ from edgeq.distributed.workers import Workers
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.measure.answer_task import FloatAnswers, judges_answers, label_with_answers
 from edgeq.measure.basis import find_basis, sampled_basis
 from edgeq.measure.find_head import find_head
 from edgeq.measure.find_task import find_classification, find_detection
@@ -68,7 +69,8 @@ def prepare(
         machine: this machine, or None to ignore differences between its kernels and those of a target.
 
     Raises:
-        UsageError: samples are needed but were not given, or `exclude` names an unknown node.
+        UsageError: samples are needed but were not given, `exclude` names an unknown node, or there is a limit on the
+            accuracy but nothing to measure it by.
         ModelError: the model has no input, or no float tensor to quantize.
         CheckFailedError: the float model is no better than chance on the labels.
         DataError: the inputs of `data` and `val` cannot come from the same preparation.
@@ -156,6 +158,14 @@ def prepare(
         # If even the float model is no better than a guess, the labels or the preprocessing are wrong.
         task = settle(task, session(), proof_samples, progress=progress)
         check_skill(task, session(), proof_samples, progress=progress)
+    if task is None and head is not None and judges_answers(head):
+        answered = label_with_answers(proof_samples, session(), head, progress)
+        # The calibration reads the same samples only if they are the same object.
+        calibration = answered if calibration is proof_samples else calibration
+        task, proof_samples = FloatAnswers(head), answered
+    if task is None and request.max_drop is not None:
+        fix = "Give labelled ⟨val⟩ data: class folders, ⟨labels⟩ FILE, or ⟨annotations⟩ FILE for a detector"
+        raise UsageError("a limit on the accuracy drop needs labels", fix)
     this_machine = machine or detect_machine()
     job = Job(
         source=model,

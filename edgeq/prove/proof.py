@@ -17,6 +17,7 @@ from edgeq.distributed.workers import Workers
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError, UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, closeness, worst_db
+from edgeq.measure.answer_task import FloatAnswers
 from edgeq.measure.baseline import LEAST_MARGIN_DB, BaselineMargin
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.inference import Outputs
@@ -33,7 +34,7 @@ from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, build_float_settings
 from edgeq.util.display import SILENT, Displayed, Progress
-from edgeq.util.numbers import difference, metric, metric_name
+from edgeq.util.numbers import difference, metric, metric_name, share
 
 FLOAT, INT8 = "float32", "int8"
 
@@ -110,8 +111,8 @@ class Repair:
     Attributes:
         effort: "quick", "default" or "thorough".
         max_drop: the allowed loss as a fraction.
-        basis: "labels" or, without labels, "noise". For "noise", the loss is the noise power of the worst output
-            divided by its signal power.
+        basis: "labels", "answers" (those of the float model) or "noise". For "noise", the loss is the noise power of the
+            worst output divided by its signal power.
         plain: the upper bound of the plain build's loss on other samples (see `Assessment.bound`). It is never less
             than the loss on these samples. For "noise", it is the noise on these samples.
         loss: the same bound for the chosen build.
@@ -138,7 +139,9 @@ class Repair:
     def sentence(self) -> str:
         """Return a sentence on the chosen change and its effect."""
         loss_before, loss_after, goal = (self.written(loss) for loss in (self.plain, self.loss, self.max_drop))
-        limit = f"{goal} wanted" if self.basis == "noise" else f"{100 * self.max_drop:.2f} points allowed"
+        unit, digits = ("%", 1) if self.basis == "answers" else ("points", 2)
+        allowed = f"{100 * self.max_drop:.{digits}f} {unit} allowed"
+        limit = f"{goal} wanted" if self.basis == "noise" else allowed
         named = f"; {', '.join(self.noisiest)} add most of the noise" if self.noisiest else ""
         builds = f"{len(self.steps)} builds compared{named}"
         if self.loss == self.plain:
@@ -150,6 +153,8 @@ class Repair:
         """Return a loss as text. `basis` determines its unit."""
         if self.basis == "noise":
             return "no noise" if loss <= 0 else f"{0 - 10 * math.log10(loss):.1f} dB SQNR"
+        if self.basis == "answers":
+            return f"{100 * max(loss, 0.0):.1f} % of float32's answers lost"
         return f"up to {100 * loss:.2f} points of loss"
 
     def __record__(self) -> dict[str, Any]:
@@ -175,6 +180,9 @@ class Proof(Displayed):
             do not show the spread of their metric.
         baseline: what the float model adds to its input in relation to the noise; None if no output resembles an input.
         unseen: inputs that are zero in all calibration samples.
+        answers: whether the accuracy is one of answers that the whole output gives, such as boxes. Answers then decide
+            about the build, whatever the noise of the tensors.
+        labelled: whether the accuracy is by labels, not by the float model's own answers.
     """
 
     coverage: Coverage
@@ -190,6 +198,8 @@ class Proof(Displayed):
     drop_interval: tuple[float, float] | None = None
     baseline: BaselineMargin | None = None
     unseen: tuple[str, ...] = ()
+    answers: bool = False
+    labelled: bool = True
 
     @property
     def drop(self) -> float | None:
@@ -213,7 +223,7 @@ class Proof(Displayed):
     @property
     def too_few(self) -> bool:
         """Return whether the agreement with float32 on so few samples cannot decide on a repair."""
-        return not self.accuracy and self.samples < FEWEST_SAMPLES
+        return not (self.accuracy and self.labelled) and self.samples < FEWEST_SAMPLES
 
     @property
     def same_classes(self) -> tuple[int, float, float] | None:
@@ -241,7 +251,9 @@ class Proof(Displayed):
         return not self.accuracy and self.baseline is not None and self.baseline.margin_db < LEAST_MARGIN_DB
 
     def falls_short(self, max_drop: float) -> bool:
-        """Return whether labels show a loss of more than `max_drop`, or an output has too much noise."""
+        """Return whether labels or answers show a loss of more than `max_drop`, or an output has too much noise."""
+        if self.answers:
+            return (self.drop or 0.0) > max_drop
         noisy = self.agreement.compared and worst_db(self.agreement) < HEALTHY_DB and not self.keeps_classes
         return (self.drop or 0.0) > max_drop or noisy or self.adds_little
 
@@ -305,12 +317,15 @@ class Proof(Displayed):
         sqnr, measure = f"{self.agreement.sqnr_db:.1f} dB SQNR", "measure accuracy with ⟨task⟩ before you deploy it"
         short = self.repair is not None and not self.repair.met
         if self.drop is not None and (self.drop > POOR_DROP or short):
-            sentences.append(
-                f"accuracy falls from {_accuracy_text(self.accuracy[FLOAT])} to {_accuracy_text(self.accuracy[INT8])}: "
-                f"{self._advice()}"
+            loss = (
+                f"accuracy falls from {_accuracy_text(self.accuracy[FLOAT])} to {_accuracy_text(self.accuracy[INT8])}"
+                if self.labelled
+                else f"only {share(self.accuracy[INT8].value)} of float32's answers are given again"
             )
+            sentences.append(f"{loss}: {self._advice()}")
         # A metric may not notice that part of an output is useless, because it may read only other parts.
-        dead = self.drop is not None and worst is not None and unlike and worst.least_db < _DEAD_SQNR_DB
+        by_part = self.drop is not None and not self.answers
+        dead = by_part and worst is not None and unlike and worst.least_db < _DEAD_SQNR_DB
         if verdict == "poor" or dead:
             sentences.append(f"{unlike or f'the outputs follow float32 to only {sqnr}'}: {self._advice()}; {measure}")
         # With labels, the accuracy already shows what changed classes cost.
@@ -544,6 +559,8 @@ def prove(
         baseline=evaluation.baseline.get(INT8),
         engine=artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT,
         unseen=prepared.unseen,
+        answers=getattr(task, "reads_answers", False),
+        labelled=not isinstance(task, FloatAnswers),
     )
 
 

@@ -169,13 +169,9 @@ class Request:
         """Return each target's scheme with the user's overrides.
 
         Raises:
-            UsageError: no build could meet the request: a backend cannot build a scheme, or there is a limit on
-                accuracy but no task to measure it.
+            UsageError: a backend cannot build a scheme.
             HardwareError: a backend is not available.
         """
-        if self.max_drop is not None and self.task is None and self.val is None:
-            fix = "Give labelled ⟨val⟩ data: class folders, ⟨labels⟩ FILE, or ⟨annotations⟩ FILE for a detector"
-            raise UsageError("a limit on the accuracy drop needs labels", fix)
         schemes = [target.profile.scheme.replace(**self.overrides) for target in targets]
         # A backend that cannot build a scheme says so here, before the model is read.
         for target, scheme in zip(targets, schemes, strict=True):

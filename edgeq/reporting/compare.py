@@ -24,6 +24,7 @@ from edgeq.measure.bench import SAMPLES, Workload
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.find_task import infer_task_name
 from edgeq.measure.latency import Measurement, measure_models, read_speed
+from edgeq.measure.loaded_head import judge_by_answers
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
@@ -538,8 +539,8 @@ def run_comparison(
                 raise UsageError(f"{option} is about samples", "Give them with ⟨data⟩, or leave it out")
     if request.task is None and request.options.given():
         raise UsageError("task options without a task", "Give a ⟨task⟩")
-    if request.limits.max_drop is not None and request.task is None:
-        raise UsageError("⟨max_drop⟩ needs a task", "Give a ⟨task⟩, and labelled samples as ⟨data⟩")
+    if request.limits.max_drop is not None and request.data is None:
+        raise UsageError("⟨max_drop⟩ needs samples", "Give ⟨data⟩, with labels for a ⟨task⟩")
     if request.limits.min_speedup is not None and not request.timed:
         raise UsageError("⟨min_speedup⟩ needs timing", "Leave out ⟨timed=False⟩")
     notes: list[str] = []
@@ -558,7 +559,12 @@ def run_comparison(
         evaluation = None
         task = as_task(request.task, request.options) if request.task is not None else None
         if samples is not None and fits:
-            task = settle(task, a.session, samples, progress=progress) if task is not None else None
+            if task is not None:
+                task = settle(task, a.session, samples, progress=progress)
+            else:  # Without labels, A's answers are the labels.
+                task, samples = judge_by_answers(a, samples, progress=progress)
+            if task is None and request.limits.max_drop is not None:
+                raise UsageError("⟨max_drop⟩ needs a task", "Give a ⟨task⟩, and labelled samples as ⟨data⟩")
             evaluation = evaluate_sessions(
                 {A: a.session, B: b.session},
                 samples,

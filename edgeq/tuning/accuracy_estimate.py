@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 
 from edgeq.data.sample import Sample
 from edgeq.measure.agreement import worst_db
+from edgeq.measure.answer_task import FloatAnswers
 from edgeq.measure.class_scores import is_class_scores, probabilities
 from edgeq.measure.comparison import OutputSums
 from edgeq.measure.inference import Outputs
 from edgeq.measure.resample import RowMetrics, loss_error
 from edgeq.measure.task import Task
-from edgeq.tuning.measurements import Assessment
+from edgeq.tuning.measurements import Assessment, Basis
 
 _TOP1 = "top1"
 LossKind = Literal["expected", "seen", "noise"]
@@ -159,7 +160,7 @@ def assess(
     figures: dict[str, Any] = {
         "samples": compared.samples,
         "complete": complete,
-        "basis": "labels" if labels else "noise" if loss_kind == "noise" else "agreement",
+        "basis": _name_basis(labels[0] if labels else None, loss_kind),
         "sqnr_db": compared.least_db,
         "cosine": min((o.least_cosine for o in compared.outputs if o.compared), default=0.0),
         "disagreement": regret.changed / regret.rows if regret else None,
@@ -192,6 +193,12 @@ def assess(
         return Assessment(**figures, drop=mean, low=mean - reach, high=mean + reach, expected=mean, doubt=regret.error)
     drop = 1 - figures["cosine"]
     return Assessment(**figures, drop=drop, low=0.0, high=1.0, expected=drop)
+
+
+def _name_basis(task: Task | None, loss_kind: LossKind) -> Basis:
+    if task is not None:
+        return "answers" if isinstance(task, FloatAnswers) else "labels"
+    return "noise" if loss_kind == "noise" else "agreement"
 
 
 def rare_row_error(measured: RowMetrics, regret: Regret | None, rows: int) -> float:

@@ -13,9 +13,9 @@ def judge_accuracy(trial: Trial, goal: Goal) -> int:
     `MISSED`.
     """
     assessment = trial.final_assessment
-    if assessment is None or not assessment.complete or assessment.drop > goal.max_drop:
+    if assessment is None or not assessment.complete or assessment.drop > goal.limit:
         return MISSED
-    return MET if assessment.bound <= goal.max_drop else DOUBTFUL
+    return MET if assessment.bound <= goal.limit else DOUBTFUL
 
 
 def judge_speed(trial: Trial, goal: Goal) -> int:

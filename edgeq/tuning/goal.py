@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from edgeq.errors import UsageError
+from edgeq.measure.task import Task
 from edgeq.tuning.budget import parse_budget
 from edgeq.util.display import Displayed
 from edgeq.util.numbers import parse_drop
@@ -25,7 +26,8 @@ class Goal(Displayed):
 
     Attributes:
         objective: the quantity to optimize.
-        max_drop: accuracy that may be lost, as a fraction of the metric's own scale: 0.01 is one point of top-1.
+        max_drop: accuracy that may be lost, as a fraction of the metric's own scale: 0.01 is one point of top-1. None
+            takes the default of the task.
         budget_s: wall-clock seconds; None means no limit.
         thorough: whether to dismiss nothing early. If so, each candidate is assessed on all samples, races continue
             until the order is settled, and candidates far behind in SQNR or speed are followed up as well.
@@ -34,7 +36,7 @@ class Goal(Displayed):
     """
 
     objective: Objective = "latency"
-    max_drop: float = DEFAULT_DROP
+    max_drop: float | None = None
     budget_s: float | None = None
     thorough: bool = False
     strict: bool = False
@@ -51,6 +53,20 @@ class Goal(Displayed):
         parse_drop(self.max_drop)
         if self.budget_s is not None and not self.budget_s > 0:
             raise UsageError(f"the budget is {self.budget_s} seconds", "Give more than 0")
+
+    @property
+    def limit(self) -> float:
+        """Return the accuracy that may be lost, as a fraction."""
+        return DEFAULT_DROP if self.max_drop is None else self.max_drop
+
+    def settled(self, task: Task | None) -> Goal:
+        """Return the goal with the limit that it has for a task."""
+        return replace(self, max_drop=allowed_drop(self.max_drop, task))
+
+
+def allowed_drop(max_drop: float | None, task: Task | None) -> float:
+    """Return the loss of accuracy that the user allows, or else the default of the task, as a fraction."""
+    return getattr(task, "default_drop", DEFAULT_DROP) if max_drop is None else max_drop
 
 
 def as_goal(goal: Goal | str | None, *, max_drop: float | None = None, budget: str | float | None = None) -> Goal:

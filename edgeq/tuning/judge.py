@@ -79,8 +79,8 @@ def halve_candidates(trials: Trials) -> None:
         sample_count = samples
         for name, assessment in assessments.items():
             trials.update(name, assessment=assessment)
-            if samples < total and assessment.least_bound(samples / total) > trials.goal.max_drop:
-                trials.eliminate(name, describe_hopeless(assessment, trials.goal.max_drop))
+            if samples < total and assessment.least_bound(samples / total) > trials.goal.limit:
+                trials.eliminate(name, describe_hopeless(assessment, trials.goal.limit))
         if samples < total:
             for group in group_by_structure(trials.promising()):
                 # Trials of one structure are equally fast, so among them accuracy alone decides.
@@ -109,7 +109,7 @@ def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent:
         each_s, sample_count = (trials.deadline.elapsed_s - start) / (samples - sample_count), samples
         trials.update(candidate.name, assessment=assessment)
         # Do not stop earlier, because candidates that fall short are also compared by their loss.
-        if assessment.low > trials.goal.max_drop:
+        if assessment.low > trials.goal.limit:
             break
     _mark_shortfall(trials, trials[candidate.name])
     _note_best(trials)
@@ -118,7 +118,7 @@ def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent:
 
 def _mark_shortfall(trials: Trials, trial: Trial) -> None:
     """Mark a trial that loses too much on all samples, or is certain to do so after fewer samples."""
-    assessment, max_drop = trial.assessment, trials.goal.max_drop
+    assessment, max_drop = trial.assessment, trials.goal.limit
     assert assessment is not None
     if not assessment.complete:
         trials.eliminate(trial.name, describe_hopeless(assessment, max_drop))
@@ -170,7 +170,7 @@ def simulate_trial(trials: Trials, trial: Trial) -> Trial:
     if trial.simulated is not None or not trials.meets(trial):
         return trial
     try:
-        assessment = trials.evaluator.simulate(trial.candidate, trials.goal.max_drop, trials.deadline.remaining_s())
+        assessment = trials.evaluator.simulate(trial.candidate, trials.goal.limit, trials.deadline.remaining_s())
     except RuntimeUnavailableError as error:
         trials.eliminate(trial.name, error.problem)
         return trials.update(trial.name, assessment=None)
@@ -180,7 +180,7 @@ def simulate_trial(trials: Trials, trial: Trial) -> Trial:
     trials.progress.note(f"{trial.name} {sentence}")
     if not trials.meets(trial):
         return trials.update(
-            trial.name, status="short", reason=f"{sentence}; {format_points(trials.goal.max_drop)} are allowed"
+            trial.name, status="short", reason=f"{sentence}; {format_points(trials.goal.limit)} are allowed"
         )
     surer = _find_surer(trials, assessment)
     if surer is not None:
@@ -196,7 +196,7 @@ def _find_surer(trials: Trials, assessment: Assessment) -> Trial | None:
     The budget may have ended while `assessment` was measured, and its few samples may have been lucky. Return None if
     `assessment` is certain, or if there is no trial with more samples.
     """
-    if assessment.high <= trials.goal.max_drop:
+    if assessment.high <= trials.goal.limit:
         return None
     return next((t for t in trials.qualified() if t.simulated and t.simulated.samples > assessment.samples), None)
 

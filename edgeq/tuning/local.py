@@ -19,6 +19,7 @@ from edgeq.data.samples import Samples, Subset
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Agreement
+from edgeq.measure.answer_task import FloatAnswers
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.kernel_times import kernel_times
 from edgeq.measure.node_runs import count_macs
@@ -121,7 +122,7 @@ class LocalEvaluator:
         seen_only = counts and not (self._editable and task is not None)
         loss_kind: LossKind = "seen" if seen_only else "expected"
         if repairs:
-            loss_kind = "expected" if task is not None else "noise"
+            loss_kind = "noise" if task is None else "seen" if isinstance(task, FloatAnswers) else "expected"
         meter_options: dict[str, Any] = {"task": task, "loss_kind": loss_kind, "memory": memory}
         self._accuracy = AccuracyMeter(
             job.validation, job.prepared.path, workdir, basis=job.basis, progress=progress, **meter_options

@@ -18,7 +18,7 @@ _AS_MANY = _NINE_OF_TEN * math.sqrt(2)  # factor for the difference between two 
 _SURE = 1.96  # two-sided 95 % quantile of the normal distribution
 Stage = Literal["space", "recovery", "exclusion", "threads"]
 Status = Literal["chosen", "qualified", "short", "eliminated"]
-Basis = Literal["labels", "agreement", "noise"]
+Basis = Literal["labels", "answers", "agreement", "noise"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,10 @@ class Assessment:
     Attributes:
         samples: the number of samples. Each row of a gathered batch counts as a sample.
         complete: True if these are all the validation samples.
-        basis: "labels" if there are labels. Without labels, it is "noise" in a repair, otherwise "agreement".
-        drop: with labels, the loss in the task's primary metric. For the other values of `basis`, see docs/tune.md.
+        basis: "labels" if there are labels. Without labels, it is "answers" if the model is judged by the float
+            model's answers; else "noise" in a repair, and "agreement" otherwise.
+        drop: with labels or answers, the loss in the task's primary metric. For the other values of `basis`, see
+            docs/tune.md.
         low, high: the 95 % confidence interval of `drop`.
         expected: the best estimate of the loss on other samples; equal to `drop` if no better estimate is known.
         doubt: the standard error of `expected`. It is 0 if it is not known or not needed: if there are hardly any

@@ -105,7 +105,7 @@ def _select_accurate(trials: Trials, forms: Sequence[Trial]) -> list[Trial]:
         assessment = trial.final_assessment
         if assessment is None or not assessment.complete:
             share = assessment.samples / trials.evaluator.total if assessment is not None else 0.0
-            if spent or (assessment is not None and assessment.least_bound(share) > trials.goal.max_drop):
+            if spent or (assessment is not None and assessment.least_bound(share) > trials.goal.limit):
                 continue
             # One measurement after the end of the budget is allowed, because without it there is nothing to choose.
             spent = trials.deadline.passed()

@@ -53,7 +53,7 @@ def _recover(trials: Trials, base: Trial, profile: Profile) -> None:
         widest = _build_on_16_bits(trials, best)
     # If even the lower end of the loss's interval is above the limit, it is 97.5 % certain that the candidate loses too
     # much.
-    if widest is None or (widest.final_assessment is not None and widest.final_assessment.low <= trials.goal.max_drop):
+    if widest is None or (widest.final_assessment is not None and widest.final_assessment.low <= trials.goal.limit):
         _keep_layers_in_float(trials, best, _find_headroom(trials, base, widens))
 
 
@@ -66,7 +66,7 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     if base.candidate.scheme.mode != "static" or base.candidate.builder or not every:
         return base
     groups = tuple(tuple(name for name in group if name not in base_recoveries) for group in every)
-    best, max_drop, deadline = base, trials.goal.max_drop, trials.deadline
+    best, max_drop, deadline = base, trials.goal.limit, trials.deadline
     attempts = {frozenset(base.candidate.recoveries)}
 
     # Builds of one candidate take about as long each time, so the longest so far predicts the next.
@@ -148,7 +148,7 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     if not trials.pace.float_sets:
         return
     ranking = trials.evaluator.rank(base.candidate, headroom=headroom, seconds=trials.deadline.remaining_s())
-    field, scheme, max_drop = ranking.field, base.candidate.scheme, trials.goal.max_drop
+    field, scheme, max_drop = ranking.field, base.candidate.scheme, trials.goal.limit
     refinements = REFINEMENTS
     if field != EIGHT_BIT:
         headroom = min(headroom, trials.pace.most_float)

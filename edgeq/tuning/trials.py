@@ -276,9 +276,7 @@ class Trials:
 
     def meets(self, trial: Trial) -> bool:
         """Return whether a trial was measured on all samples and keeps the required accuracy."""
-        return (
-            trial.final_assessment is not None and trial.final_assessment.complete and trial.loss <= self.goal.max_drop
-        )
+        return trial.final_assessment is not None and trial.final_assessment.complete and trial.loss <= self.goal.limit
 
     def qualified(self) -> list[Trial]:
         """List the trials that keep the accuracy, the cheapest first. At equal cost, the more accurate comes first."""

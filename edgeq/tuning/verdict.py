@@ -55,7 +55,7 @@ def _describe_earlier_claim(outcome: Outcome) -> str:
 def describe_verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     """Write the result of a search, the most important line first."""
     winner = outcome.winner
-    missed_goal = f"no candidate loses at most {format_points(goal.max_drop)} and is faster than float32"
+    missed_goal = f"no candidate loses at most {format_points(goal.limit)} and is faster than float32"
     if winner is None:
         lines = [missed_goal, *describe_needs(outcome, goal)]
     else:
@@ -65,7 +65,7 @@ def describe_verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         lines = [] if is_goal_met(outcome, goal) else [f"goal missed: {missed_goal}; {winner.name} comes closest"]
         lines += [
             f"{winner.name} runs at {describe_speed(winner.timing, of='float32') or 'a speed that is not known'}",
-            f"{loss}, on {assessment.samples} samples; {format_points(goal.max_drop)} were allowed",
+            f"{loss}, on {assessment.samples} samples; {format_points(goal.limit)} were allowed",
             *describe_doubts(outcome, goal),
             *_describe_engines(outcome, winner),
         ]
@@ -113,7 +113,7 @@ def describe_needs(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     lines = []
     timed = [t for t in outcome.trials if t.timing]
     measured = [t for t in timed if t.assessment and t.assessment.complete]
-    accurate = [t for t in measured if t.loss <= goal.max_drop]
+    accurate = [t for t in measured if t.loss <= goal.limit]
     # If no candidate is accurate enough, report the missing accuracy, even if speeds are unknown.
     quick = [t for t in measured if t.verdict == FASTER or (not accurate and judge_speed(t, goal) != MISSED)]
     fastest = min(accurate or timed, key=lambda t: t.latency, default=None)
@@ -151,7 +151,7 @@ def describe_shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
         best = min(assessed, key=lambda t: (t.simulated is None, t.loss))
         on = f" ({describe_simulated_loss(best.simulated)})" if best.simulated else ""
         return (
-            f"goal missed: no form for {target.name} loses at most {goal.max_drop:g} in simulation: the best, "
+            f"goal missed: no form for {target.name} loses at most {goal.limit:g} in simulation: the best, "
             f"{best.loss:.4f}{on}"
         )
     reasons = [trial.reason for trial in outcome.trials] or ["its profile has no scheme that fits the data"]

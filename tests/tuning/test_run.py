@@ -68,7 +68,7 @@ def test_the_bundle_verifies_and_holds_the_record(labelled: Tuned) -> None:
     assert chosen["status"] == "chosen"
     assert chosen["timing"]["speedup"]["low"] > 1
     assert chosen["accuracy"]["complete"]
-    assert max(chosen["accuracy"]["drop"], chosen["accuracy"]["expected"]) <= GOAL.max_drop
+    assert max(chosen["accuracy"]["drop"], chosen["accuracy"]["expected"]) <= GOAL.limit
     assert all(c["reason"] for c in record["candidates"])
     assert not list(labelled.bundle.parent.glob("*.tuning"))
 

@@ -1,0 +1,195 @@
+"""Judge a model by its answers where there are no labels: the float model's answers are the labels.
+
+A detector that finds the same objects as the float model is as good as the float model, whatever its tensors' noise.
+So the task `FloatAnswers` measures the share of the float model's answers that a model gives again. The float model
+itself scores 1. Everything that reads a task (proof, repair, search, comparison, workers) then judges answers.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from edgeq_device.answers.answer import Answer
+from edgeq_device.answers.decode import decode
+from edgeq_device.answers.family import load_family
+from edgeq_device.answers.head import Head
+
+from edgeq.data.images import find_frame
+from edgeq.data.sample import Sample
+from edgeq.data.samples import Samples, SourceSamples
+from edgeq.measure.inference import Outputs, Session, run_samples
+from edgeq.measure.rows import split_rows
+from edgeq.util.display import SILENT, Displayed, Progress
+
+JUDGED = frozenset({"detect", "segment", "pose", "obb", "semantic", "text", "text-detect", "voice"})
+"""Tasks of families whose answers are discrete: an object is there or not. Classes, vectors and images are judged by
+their noise as well as by their answers, because few samples say little about rare classes.
+"""
+
+
+@dataclass(frozen=True)
+class PackedAnswer:
+    """Hold an answer with its arrays compressed, as the label of a sample. Masks and maps of many images would
+    otherwise take gigabytes.
+    """
+
+    answer: Answer
+    arrays: Mapping[str, tuple[str, tuple[int, ...], bytes]]
+
+    @classmethod
+    def of(cls, answer: Answer) -> PackedAnswer:
+        """Return the packed form of an answer."""
+        arrays = {f.name: array for f in fields(answer) if isinstance(array := getattr(answer, f.name), np.ndarray)}
+        packed = {
+            name: (array.dtype.str, array.shape, zlib.compress(np.ascontiguousarray(array).tobytes(), 1))
+            for name, array in arrays.items()
+        }
+        bare: dict[str, Any] = dict.fromkeys(arrays)
+        return cls(replace(answer, **bare), packed)
+
+    def unpack(self) -> Answer:
+        """Return the answer."""
+        arrays: dict[str, Any] = {
+            name: np.frombuffer(zlib.decompress(content), dtype).reshape(shape)
+            for name, (dtype, shape, content) in self.arrays.items()
+        }
+        return replace(self.answer, **arrays)
+
+
+@dataclass(frozen=True)
+class AnswerLabels:
+    """Look up the label of a record by its number. It is a `LabelOf` that can be sent to workers."""
+
+    labels: Mapping[int, PackedAnswer]
+
+    def __call__(self, index: int, record: Any) -> PackedAnswer | None:
+        """Return the label of the record with this number in its source."""
+        del record
+        return self.labels.get(index)
+
+
+@dataclass(frozen=True)
+class AnsweredSamples(Displayed):
+    """Hold samples with a label each. For the attributes, see `Samples`."""
+
+    samples: Samples
+    labels: Sequence[Any]
+
+    @property
+    def source(self) -> str:
+        """Return the origin of the samples, for people."""
+        return self.samples.source
+
+    def __getattr__(self, name: str) -> Any:
+        # The preprocessing and the names of scores are those of the samples, if they have any.
+        if name in ("preprocess", "score_names", "notes"):
+            return getattr(self.samples, name)
+        raise AttributeError(name)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __iter__(self) -> Any:
+        return (replace(sample, label=label) for sample, label in zip(self.samples, self.labels, strict=True))
+
+    def digest(self) -> str:
+        """Return the digest of the samples. The labels follow from the samples and the float model."""
+        return self.samples.digest()
+
+
+def decode_sample(head: Head, outputs: Outputs, sample: Sample) -> Answer:
+    """Return the answer that a model's outputs for one sample give."""
+    return decode(outputs, head, find_frame(sample.context))
+
+
+def judges_answers(head: Head | None) -> bool:
+    """Return whether a model with this head is judged by its answers."""
+    return head is not None and load_family(head.family).task in JUDGED
+
+
+def label_with_answers(samples: Samples, session: Session, head: Head, progress: Progress = SILENT) -> Samples:
+    """Return the samples with the float model's answers as their labels.
+
+    Args:
+        session: a session of the float model.
+    """
+    labels: list[Any] = []
+    for sample, outputs in run_samples({"float32": session}, samples, progress=progress):
+        rows = [
+            PackedAnswer.of(decode_sample(head, row_outputs["float32"], row))
+            for row, row_outputs in split_rows(sample, outputs)
+        ]
+        labels.append(tuple(rows) if "rows" in sample.context else rows[0])
+    # Labels that are looked up by number let workers read the samples themselves.
+    if isinstance(samples, SourceSamples) and len(samples.selection) == len(labels) and not _gathers(labels):
+        return replace(samples, labels=AnswerLabels(dict(zip(samples.selection, labels, strict=True))))
+    return AnsweredSamples(samples, labels)
+
+
+def _gathers(labels: Sequence[Any]) -> bool:
+    return any(isinstance(label, tuple) for label in labels)
+
+
+@dataclass(frozen=True)
+class FloatAnswers(Displayed):
+    """Measure the share of the float model's answers that a model gives again.
+
+    The label of a sample is the float model's answer for it (`label_with_answers`).
+
+    Attributes:
+        head: how outputs become answers.
+        default_drop: share of the answers that may be lost, if the user sets no limit.
+        reads_answers: answers decide about the quality of a build, whatever the noise of its outputs.
+    """
+
+    head: Head
+    name: str = "answers"
+    higher_is_better: bool = True
+    default_drop: float = 0.05
+    reads_answers: bool = True
+
+    @property
+    def primary(self) -> str:
+        """Return the figure that decides: the share of answers that agree, in the terms of the head's task."""
+        return primary_figure(load_family(self.head.family).task)
+
+    def start(self) -> AnswerMeter:
+        """Return a meter for one model."""
+        return AnswerMeter(self.head)
+
+
+class AnswerMeter:
+    """INTERIM"""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._rows: list[tuple[int, int]] = []
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        reference, candidate = sample.label.unpack(), decode_sample(self._head, outputs, sample)
+        from edgeq_device.answers.objects import compute_iou
+
+        free = np.ones(len(candidate), bool)
+        hits = 0
+        for box, number in zip(reference.boxes, reference.classes):
+            iou = compute_iou(box, candidate.boxes) * (free & (candidate.classes == number))
+            if iou.size and iou.max() >= 0.5:
+                free[iou.argmax()] = False
+                hits += 1
+        self._rows.append((hits, len(reference)))
+
+    def result(self) -> Mapping[str, float]:
+        hits, total = (sum(column) for column in zip(*self._rows))
+        return {"matched": hits / max(1, total)}
+
+    def resampled(self, halves):
+        rows = np.array(self._rows, float)
+        return (halves @ rows[:, 0]) / np.maximum(1, halves @ rows[:, 1])
+
+
+def primary_figure(task: str) -> str:
+    return "matched"
