@@ -94,7 +94,11 @@ def _draw_exclusions(diagnosis: Diagnosis) -> Lines:
     yield "outputs with some layers in float, the rest as it is"
     single = next((exclusion for exclusion in diagnosis.exclusions if len(exclusion.nodes) == 1), None)
     for exclusion in dict.fromkeys(filter(None, (diagnosis.exclusions[0], single))):
-        yield f"  {_db(exclusion.plain_db)} → {_db(exclusion.sqnr_db)} dB: {_flags(exclusion.nodes)}"
+        if exclusion.lost is not None and exclusion.plain_lost is not None:
+            figures = f"{exclusion.plain_lost:.1%} → {exclusion.lost:.1%} of float32's answers lost"
+        else:
+            figures = f"{_db(exclusion.plain_db)} → {_db(exclusion.sqnr_db)} dB"
+        yield f"  {figures}: {_flags(exclusion.nodes)}"
 
 
 def _draw_layers(diagnosis: Diagnosis, *, verbose: bool) -> Lines:

@@ -21,6 +21,7 @@ from edgeq_device.answers.head import Head
 from edgeq.data.images import find_frame
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, SourceSamples
+from edgeq.measure.agreement import Closeness
 from edgeq.measure.inference import Outputs, Session, run_samples
 from edgeq.measure.rows import split_rows
 from edgeq.util.display import SILENT, Displayed, Progress
@@ -101,6 +102,17 @@ class AnsweredSamples(Displayed):
         return self.samples.digest()
 
 
+HEALTHY_SHARE, POOR_SHARE = 0.95, 0.8
+"""Shares of the float model's answers that a model gives again. At the first share or above, users hardly see a
+difference. Below the second, one answer in five is missing or wrong.
+"""
+
+
+def answer_level(share: float) -> Closeness:
+    """Return how closely a model follows the float model, by the share of its answers that it gives again."""
+    return "healthy" if share >= HEALTHY_SHARE else "noisy" if share >= POOR_SHARE else "poor"
+
+
 def decode_sample(head: Head, outputs: Outputs, sample: Sample) -> Answer:
     """Return the answer that a model's outputs for one sample give."""
     return decode(outputs, head, find_frame(sample.context))
@@ -149,7 +161,7 @@ class FloatAnswers(Displayed):
     head: Head
     name: str = "answers"
     higher_is_better: bool = True
-    default_drop: float = 0.05
+    default_drop: float = 1 - HEALTHY_SHARE
     reads_answers: bool = True
 
     @property

@@ -14,15 +14,17 @@ from edgeq_device.system.places import scratch_folder
 from edgeq.data.open_source import Data, as_data
 from edgeq.data.samples import SampleOptions, Samples, spread_over
 from edgeq.errors import UsageError
-from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, closeness
+from edgeq.measure.answer_task import FloatAnswers, answer_level
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.engine_differences import EngineDifference, compare_engine
 from edgeq.measure.error_sources import ErrorSource, list_excluded_nodes, list_node_sets
+from edgeq.measure.exclusions import ANSWERED_SAMPLES, Exclusion, find_exclusions
 from edgeq.measure.exclusions import SAMPLES as FEW
-from edgeq.measure.exclusions import Exclusion, find_exclusions
 from edgeq.measure.layer_noise import LayerNoise
 from edgeq.measure.layers import MEMORY, LayerComparison, LayerPair, instrumented_session
+from edgeq.measure.loaded_head import judge_by_answers
 from edgeq.measure.loaded_model import LoadedModel, open_model, refuse_ignored
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.reference import ORDER, find_reference
@@ -31,6 +33,7 @@ from edgeq.model.load import is_quantized
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Page, Progress
+from edgeq.util.numbers import share
 from edgeq.util.paths import path_of
 from edgeq.util.records import marked
 
@@ -66,6 +69,8 @@ class Diagnosis(Page):
         notes, warnings: sentences for the user.
         exclusions: sets of nodes that, as measured, improve the outputs when they stay in float, the best first. Empty
             if the outputs are healthy, because edgeq then does not search.
+        answers: share of the float model's answers that the session that ships gives again; None if the outputs' noise
+            decides.
         engine: comparison of the quantized activations in the engine `engine_name`; empty if no engine was compared.
     """
 
@@ -85,15 +90,21 @@ class Diagnosis(Page):
     exclusions: tuple[Exclusion, ...] = ()
     engine: tuple[EngineDifference, ...] = ()
     engine_name: str = ""
+    answers: Accuracy | None = None
 
     @property
     def verdict(self) -> Closeness:
-        """Return "healthy", "noisy" or "poor". The worst output or slice in the session that ships decides."""
-        return closeness(self.optimised)
+        """Return "healthy", "noisy" or "poor". The answers in the session that ships decide, if they are known, or else
+        the worst output or slice.
+        """
+        return closeness(self.optimised) if self.answers is None else answer_level(self.answers.value)
 
     @property
     def verdict_text(self) -> str:
         """Return the verdict as a sentence."""
+        if self.answers is not None:
+            figure = f"{share(self.answers.value)} of float32's answers are given again"
+            return f"{self.verdict}: {_VERDICTS[self.verdict]} ({figure})"
         worst = self.optimised.worst
         # An output that was never compared has no level, and must not be passed over.
         missing = [output.name for output in self.optimised.outputs if output.mismatched and not output.compared]
@@ -151,6 +162,7 @@ class Diagnosis(Page):
             "verdict": self.verdict,
             "verdict_text": self.verdict_text,
             "outputs": {"optimised": self.optimised, "as_written": self.written},
+            "answers": self.answers,
             "error_sources": self.error_sources,
             "exclude": self.exclude,
             "exclusions": self.exclusions,
@@ -234,14 +246,18 @@ def debug(
         # The float model alone decides which elements count, so all sessions below have one basis.
         with progress.stage("Opening the float model"):
             basis = sampled_basis(reference.graph, open_session(reference.path), samples)
-        outputs = _compare_outputs(reference.path, loaded, samples, basis, progress)
+            task, answered = judge_by_answers(
+                loaded, samples, reference=open_session(reference.path), path=float_model, progress=progress
+            )
+        outputs, answers = _compare_outputs(reference.path, loaded, answered, basis, task, progress)
         comparison, error_sources = pair.attribute_error(comparison, outputs["written"], samples, limit=worst)
         exclusions: tuple[Exclusion, ...] = ()
         # The search runs dozens of models, so it starts only if there is something to gain.
-        if closeness(outputs["optimised"]) != "healthy":
-            subset = spread_over(samples, FEW)
+        verdict = closeness(outputs["optimised"]) if answers is None else answer_level(answers.value)
+        if verdict != "healthy":
+            subset = spread_over(answered, FEW if task is None else ANSWERED_SAMPLES)
             exclusions = find_exclusions(
-                pair, list_node_sets(error_sources, comparison.activations, worst), subset, basis
+                pair, list_node_sets(error_sources, comparison.activations, worst), subset, basis, task
             )
         layers: tuple[EngineDifference, ...] = ()
         if choice is not None:
@@ -260,17 +276,23 @@ def debug(
         written=outputs["written"],
         exclusions=exclusions,
         notes=reference.notes,
-        warnings=_find_warnings(outputs, comparison),
+        warnings=_find_warnings(outputs, comparison, answers),
         engine=layers,
         engine_name=choice.name if choice is not None else "",
+        answers=answers,
     )
 
 
 def _compare_outputs(
-    float_model: Path, loaded: LoadedModel, samples: Samples, basis: Basis, progress: Progress
-) -> dict[str, Agreement]:
+    float_model: Path,
+    loaded: LoadedModel,
+    samples: Samples,
+    basis: Basis,
+    task: FloatAnswers | None,
+    progress: Progress,
+) -> tuple[dict[str, Agreement], Accuracy | None]:
     """Compare the quantized model's outputs with the float model's, once as shipped and once without graph
-    optimisation.
+    optimisation. Also return the accuracy of the answers as shipped.
 
     If the optimisation loses accuracy, also compare outputs that are computed without the one optimiser that is known
     to cause such a loss.
@@ -279,23 +301,22 @@ def _compare_outputs(
     # The float model runs on the CPU's own kernels, whatever runs the quantized model.
     reference = open_session(float_model, SessionSettings(intra_op_threads=settings.intra_op_threads))
 
-    def compare(**sessions: Any) -> dict[str, Agreement]:
-        """Compare sessions with the float model, and return the agreement by name."""
+    def compare(**sessions: Any) -> Evaluation:
+        """Compare sessions with the float model."""
         every = {"reference": reference, **sessions}
-        evaluation = evaluate_sessions(every, samples, reference="reference", basis=basis, progress=progress)
-        return dict(evaluation.agreement)
+        return evaluate_sessions(every, samples, task=task, reference="reference", basis=basis, progress=progress)
 
     unfused_session = instrumented_session(loaded.graph, optimization="none", settings=settings)
-    agreements = compare(optimised=loaded.session, written=unfused_session)
+    evaluation = compare(optimised=loaded.session, written=unfused_session)
+    agreements = dict(evaluation.agreement)
     disabled = settings.config.get(_DISABLED, "")
     if _optimiser_loss(agreements) > _OPTIMISER_LOSS_DB and _REQUANTIZER not in disabled:
         config = {**settings.config, _DISABLED: ";".join(filter(None, [disabled, _REQUANTIZER]))}
         # One more session shows whether this optimiser alone explains the loss.
         without = replace(settings, config=config)
-        agreements |= compare(
-            without=instrumented_session(loaded.graph, optimization=settings.optimization, settings=without)
-        )
-    return agreements
+        unoptimised = instrumented_session(loaded.graph, optimization=settings.optimization, settings=without)
+        agreements |= compare(without=unoptimised).agreement
+    return agreements, evaluation.accuracy.get("optimised")
 
 
 def _optimiser_loss(outputs: Mapping[str, Agreement]) -> float:
@@ -321,10 +342,12 @@ def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
     return text
 
 
-def _find_warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> tuple[str, ...]:
+def _find_warnings(
+    outputs: Mapping[str, Agreement], comparison: LayerComparison, answers: Accuracy | None
+) -> tuple[str, ...]:
     warnings = [warning for warning in [optimiser_warning(outputs)] if warning is not None]
     worst = outputs["optimised"].worst
-    if worst is not None and worst.level_note and worst.least_db < HEALTHY_DB:
+    if answers is None and worst is not None and worst.level_note and worst.least_db < HEALTHY_DB:
         warnings.append(worst.level_note)
     changed = [weight.name for weight in comparison.weights if weight.changed]
     if changed:

@@ -6,6 +6,7 @@ edgeq tries sets of nodes, and measures the outputs with each of them (`edgeq.me
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from edgeq.data.samples import Samples
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import GOOD_DB, worst_db
+from edgeq.measure.answer_task import FloatAnswers
 from edgeq.measure.float_nodes import keep_nodes_float
 from edgeq.measure.inference import infer
 from edgeq.measure.layers import LayerPair, instrumented_session
@@ -22,9 +24,13 @@ from edgeq.measure.match_activations import match_activations
 from edgeq.model.graph import GraphIndex, consumers
 from edgeq.model.macs import node_macs
 from edgeq.model.sessions import Loadable
-from edgeq.util.records import NullIsInfinite
+from edgeq.util.records import NullIsInfinite, Share
 
 SAMPLES = 4
+ANSWERED_SAMPLES = 16
+"""Number of samples if answers decide. One image has a few answers only."""
+# One lost answer in a thousand is the finest difference that a few samples can show.
+_LEAST_LOST = 1e-3
 # Number of nodes from the worst sets that are also tried one by one.
 _SINGLES = 8
 # Maximum number of nodes of the best set to try in integers again. If integers cost at most `_WORTH_DB` for a node, it
@@ -43,15 +49,40 @@ class Exclusion:
         nodes: names of the nodes, in the order of the sets.
         sqnr_db: SQNR of the outputs in dB with these nodes in float, on the graph as written.
         plain_db: SQNR of the outputs in dB without nodes in float, on the same samples.
+        lost: share of the float model's answers that are lost with these nodes in float; None if the outputs' noise
+            decides.
+        plain_lost: share of the answers that are lost without nodes in float; None like `lost`.
     """
 
     nodes: tuple[str, ...]
     sqnr_db: NullIsInfinite
     plain_db: NullIsInfinite
+    lost: Share | None = None
+    plain_lost: Share | None = None
+
+    @property
+    def level_db(self) -> float:
+        """Return the level in dB that decides: a tenth of the answers is as bad as noise with a tenth of the signal's
+        amplitude.
+        """
+        return self.sqnr_db if self.lost is None else _to_level(self.lost)
+
+    @property
+    def plain_level_db(self) -> float:
+        """Return the level in dB without nodes in float."""
+        return self.plain_db if self.plain_lost is None else _to_level(self.plain_lost)
+
+
+def _to_level(lost: float) -> float:
+    return -20 * math.log10(max(lost, _LEAST_LOST))
 
 
 def find_exclusions(
-    pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: Samples, basis: Basis = EVERYTHING
+    pair: LayerPair,
+    sets: Sequence[tuple[str, ...]],
+    samples: Samples,
+    basis: Basis = EVERYTHING,
+    task: FloatAnswers | None = None,
 ) -> tuple[Exclusion, ...]:
     """Return the sets of nodes that improve the outputs when they stay in float, the best first.
 
@@ -63,6 +94,7 @@ def find_exclusions(
     Args:
         samples: a few samples; all of them are run for each set.
         basis: what the figures of the outputs are taken over.
+        task: the task of giving the answers that are the samples' labels; None compares the outputs' noise.
     """
     float_graph, quantized_graph = pair.float_graph, pair.quantized_graph
     matches = match_activations(float_graph, quantized_graph)
@@ -71,29 +103,32 @@ def find_exclusions(
     # The float model runs each sample once, and not once for each set of nodes.
     float_outputs = {_FLOAT: [infer(reference, sample, model="the float model") for sample in samples]}
 
-    def measure_model(model: GraphIndex | Loadable) -> float:
-        """Return the SQNR of a model's outputs in dB."""
+    def measure_model(model: GraphIndex | Loadable) -> tuple[float, float | None]:
+        """Return the SQNR of a model's outputs in dB, and the share of lost answers."""
         sessions = {_FLOAT: reference, "": instrumented_session(model, optimization="none", settings=pair.settings)}
-        evaluation = evaluate_sessions(sessions, samples, reference=_FLOAT, known_outputs=float_outputs, basis=basis)
-        return worst_db(evaluation.agreement[""])
+        evaluation = evaluate_sessions(
+            sessions, samples, task=task, reference=_FLOAT, known_outputs=float_outputs, basis=basis
+        )
+        lost = evaluation.accuracy[""].loss_against(evaluation.accuracy[_FLOAT]) if task is not None else None
+        return worst_db(evaluation.agreement[""]), None if lost is None else max(0.0, lost)
 
-    plain_db = measure_model(quantized_graph)
+    plain = measure_model(quantized_graph)
     exclusions: dict[frozenset[str], Exclusion] = {}
 
     def measure_nodes(nodes: tuple[str, ...]) -> float:
-        """Return the SQNR with `nodes` in float. If these nodes cannot be separated from the model, return the SQNR of
-        the unchanged model.
+        """Return the level in dB with `nodes` in float. If these nodes cannot be separated from the model, return the
+        level of the unchanged model.
         """
         key = frozenset(nodes)
         # The same nodes in another order build the same model.
         if key not in exclusions:
-            model, sqnr_db = keep_nodes_float(float_graph, quantized_graph, matches, nodes), plain_db
+            model, figures = keep_nodes_float(float_graph, quantized_graph, matches, nodes), plain
             try:
-                sqnr_db = plain_db if model is None else measure_model(model)
+                figures = plain if model is None else measure_model(model)
             except RuntimeUnavailableError as error:
                 pair.progress.note(f"{', '.join(nodes)} in float: {error.problem}")
-            exclusions[key] = Exclusion(nodes, sqnr_db, plain_db)
-        return exclusions[key].sqnr_db
+            exclusions[key] = Exclusion(nodes, figures[0], plain[0], figures[1], plain[1])
+        return exclusions[key].level_db
 
     singles = list(dict.fromkeys((node,) for nodes in sets for node in nodes))[:_SINGLES]
     order = [nodes for nodes in dict.fromkeys(sets) if nodes]
@@ -106,23 +141,25 @@ def find_exclusions(
             measure_nodes(_join_sets(order[:count]))
             measure_nodes(_join_sets(by_gain[:count]))
             measure_nodes(_add_neighbours(float_graph, _join_sets(by_gain[:count]), macs))
-        best = min(exclusions.values(), key=_rank_exclusion, default=Exclusion((), plain_db, plain_db))
+        best = min(
+            exclusions.values(), key=_rank_exclusion, default=Exclusion((), plain[0], plain[0], plain[1], plain[1])
+        )
         reduced = best.nodes
         for name in sorted(reduced, key=lambda node: -macs.get(node, 0))[:_PUT_BACK]:
             fewer = tuple(node for node in reduced if node != name)
-            if fewer and min(measure_nodes(fewer), GOOD_DB) >= min(best.sqnr_db, GOOD_DB) - _WORTH_DB:
+            if fewer and min(measure_nodes(fewer), GOOD_DB) >= min(best.level_db, GOOD_DB) - _WORTH_DB:
                 reduced = fewer
     worth = [
         exclusion
         for exclusion in exclusions.values()
-        if exclusion.sqnr_db >= plain_db + _WORTH_DB and (not macs or macs.keys() - {*exclusion.nodes})
+        if exclusion.level_db >= exclusion.plain_level_db + _WORTH_DB and (not macs or macs.keys() - {*exclusion.nodes})
     ]
     return tuple(sorted(worth, key=_rank_exclusion))
 
 
 def _rank_exclusion(exclusion: Exclusion) -> tuple[float, int, tuple[str, ...]]:
     """Return a sort key: the decibels, rounded to the precision that matters, then the number of nodes."""
-    return -round(min(exclusion.sqnr_db, GOOD_DB) / _WORTH_DB), len(exclusion.nodes), exclusion.nodes
+    return -round(min(exclusion.level_db, GOOD_DB) / _WORTH_DB), len(exclusion.nodes), exclusion.nodes
 
 
 def _join_sets(sets: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

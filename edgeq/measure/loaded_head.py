@@ -1,39 +1,51 @@
-"""Find the head of a model or bundle that is open."""
+"""Judge models by the answers of a model or bundle that is open."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from edgeq_device.answers.head import Head
 
 from edgeq.data.samples import Samples
 from edgeq.describe.read import read_facts
+from edgeq.errors import UsageError
 from edgeq.measure.answer_task import FloatAnswers, judges_answers, label_with_answers
-from edgeq.measure.find_head import HeadChoice, find_head
+from edgeq.measure.find_head import find_head
+from edgeq.measure.inference import Session
 from edgeq.measure.loaded_model import LoadedModel
-from edgeq.measure.task import Task
 from edgeq.util.display import SILENT, Progress
 
 
-def find_loaded_head(
-    loaded: LoadedModel, samples: Samples, choice: HeadChoice | None = None, progress: Progress = SILENT
-) -> Head | None:
-    """Return the head that a bundle records, or that a model's metadata, the files next to it and its outputs show.
-
-    Raises:
-        UsageError: the outputs contradict what the files state.
-    """
-    if loaded.variant is not None:
-        return loaded.head
-    facts = read_facts(loaded.graph.metadata_props, loaded.path)
-    return find_head(loaded.session, loaded.signature, next(iter(samples)), facts, choice, progress)
-
-
 def judge_by_answers(
-    loaded: LoadedModel, samples: Samples, choice: HeadChoice | None = None, progress: Progress = SILENT
-) -> tuple[Task | None, Samples]:
-    """Return the task of giving the answers of `loaded`, and the samples with these answers as their labels. If the
-    model's answers are not known or do not decide, return None and the samples.
+    loaded: LoadedModel,
+    samples: Samples,
+    *,
+    reference: Session | None = None,
+    path: Path | None = None,
+    progress: Progress = SILENT,
+) -> tuple[FloatAnswers | None, Samples]:
+    """Return the task of giving a model's answers, and the samples with these answers as their labels. If the model's
+    answers are not known or do not decide, return None and the samples.
+
+    Args:
+        loaded: the model, or another form of it with the same metadata and outputs.
+        reference: session of the model that gives the answers; None uses `loaded`.
+        path: file of that model; None uses the file of `loaded`. Files next to it may describe the model.
     """
-    head = find_loaded_head(loaded, samples, choice, progress)
+    session = reference or loaded.session
+    head = loaded.head if loaded.variant is not None else _find_head(loaded, session, path, samples, progress)
     if head is None or not judges_answers(head):
         return None, samples
-    return FloatAnswers(head), label_with_answers(samples, loaded.session, head, progress)
+    return FloatAnswers(head), label_with_answers(samples, session, head, progress)
+
+
+def _find_head(
+    loaded: LoadedModel, session: Session, path: Path | None, samples: Samples, progress: Progress
+) -> Head | None:
+    try:
+        facts = read_facts(loaded.graph.metadata_props, path or loaded.path)
+        return find_head(session, loaded.signature, next(iter(samples)), facts, progress=progress)
+    except UsageError as error:
+        # A comparison of the outputs needs no head, so a contradiction does not end it.
+        progress.note(f"the outputs are compared as tensors: {error.text}")
+        return None

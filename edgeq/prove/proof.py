@@ -111,8 +111,8 @@ class Repair:
     Attributes:
         effort: "quick", "default" or "thorough".
         max_drop: the allowed loss as a fraction.
-        basis: "labels", "answers" (those of the float model) or "noise". For "noise", the loss is the noise power of the
-            worst output divided by its signal power.
+        basis: "labels", "answers" (those of the float model) or "noise". For "noise", the loss is the noise power of
+            the worst output divided by its signal power.
         plain: the upper bound of the plain build's loss on other samples (see `Assessment.bound`). It is never less
             than the loss on these samples. For "noise", it is the noise on these samples.
         loss: the same bound for the chosen build.

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("exact_kernels")
 
 KEYS = {
     "float_model", "quantized_model", "variant", "data", "samples", "prepared", "outputs", "error_sources", "exclude",
-    "engine", "exclusions", "verdict", "verdict_text", "weights", "activations", "notes", "warnings",
+    "answers", "engine", "exclusions", "verdict", "verdict_text", "weights", "activations", "notes", "warnings",
 }  # fmt: skip
 
 
