@@ -17,19 +17,24 @@ from edgeq_device.answers.answer import Answer
 from edgeq_device.answers.decode import decode
 from edgeq_device.answers.family import load_family
 from edgeq_device.answers.head import Head
+from numpy.typing import NDArray
 
 from edgeq.data.images import find_frame
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, SourceSamples
+from edgeq.errors import DataError
 from edgeq.measure.agreement import Closeness
+from edgeq.measure.answer_meter import (
+    FIGURES,
+    AnswerFigure,
+    AnswerTallies,
+    AnswerTally,
+    find_threshold,
+    lower_threshold,
+)
 from edgeq.measure.inference import Outputs, Session, run_samples
 from edgeq.measure.rows import split_rows
 from edgeq.util.display import SILENT, Displayed, Progress
-
-JUDGED = frozenset({"detect", "segment", "pose", "obb", "semantic", "text", "text-detect", "voice"})
-"""Tasks of families whose answers are discrete: an object is there or not. Classes, vectors and images are judged by
-their noise as well as by their answers, because few samples say little about rare classes.
-"""
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def decode_sample(head: Head, outputs: Outputs, sample: Sample) -> Answer:
 
 def judges_answers(head: Head | None) -> bool:
     """Return whether a model with this head is judged by its answers."""
-    return head is not None and load_family(head.family).task in JUDGED
+    return head is not None and load_family(head.family).task in FIGURES
 
 
 def label_with_answers(samples: Samples, session: Session, head: Head, progress: Progress = SILENT) -> Samples:
@@ -130,9 +135,10 @@ def label_with_answers(samples: Samples, session: Session, head: Head, progress:
         session: a session of the float model.
     """
     labels: list[Any] = []
+    lowered = lower_threshold(head)
     for sample, outputs in run_samples({"float32": session}, samples, progress=progress):
         rows = [
-            PackedAnswer.of(decode_sample(head, row_outputs["float32"], row))
+            PackedAnswer.of(decode_sample(lowered, row_outputs["float32"], row))
             for row, row_outputs in split_rows(sample, outputs)
         ]
         labels.append(tuple(rows) if "rows" in sample.context else rows[0])
@@ -167,41 +173,53 @@ class FloatAnswers(Displayed):
     @property
     def primary(self) -> str:
         """Return the figure that decides: the share of answers that agree, in the terms of the head's task."""
-        return primary_figure(load_family(self.head.family).task)
+        return self.figure.primary
+
+    @property
+    def figure(self) -> AnswerFigure:
+        """Return how the answers of the head's task are compared."""
+        return FIGURES[load_family(self.head.family).task]
 
     def start(self) -> AnswerMeter:
         """Return a meter for one model."""
-        return AnswerMeter(self.head)
+        return AnswerMeter(self)
 
 
 class AnswerMeter:
-    """INTERIM"""
+    """Measure the share of the float model's answers that one model gives again. See `edgeq.measure.task.Meter`."""
 
-    def __init__(self, head: Head) -> None:
-        self._head = head
-        self._rows: list[tuple[int, int]] = []
+    def __init__(self, task: FloatAnswers) -> None:
+        self._task, self._head = task, lower_threshold(task.head)
+        self._tallies = AnswerTallies()
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
-        reference, candidate = sample.label.unpack(), decode_sample(self._head, outputs, sample)
-        from edgeq_device.answers.objects import compute_iou
+        """Add the outputs for one sample, whose label is the float model's answer.
 
-        free = np.ones(len(candidate), bool)
-        hits = 0
-        for box, number in zip(reference.boxes, reference.classes):
-            iou = compute_iou(box, candidate.boxes) * (free & (candidate.classes == number))
-            if iou.size and iou.max() >= 0.5:
-                free[iou.argmax()] = False
-                hits += 1
-        self._rows.append((hits, len(reference)))
+        Raises:
+            DataError: the sample has another label, or the outputs do not belong to the head.
+        """
+        if not isinstance(sample.label, PackedAnswer):
+            raise DataError(f"{sample.name} has no answer of the float model", "Leave ⟨labels⟩ out, or give a ⟨task⟩")
+        candidate = decode_sample(self._head, outputs, sample)
+        compare = self._task.figure.compare
+        self._tallies.tallies.append(compare(sample.label.unpack(), candidate, find_threshold(self._task.head)))
 
     def result(self) -> Mapping[str, float]:
-        hits, total = (sum(column) for column in zip(*self._rows))
-        return {"matched": hits / max(1, total)}
+        """Return the figures by name; the primary figure is the first."""
+        return self._tallies.figures(self._task.primary)
 
-    def resampled(self, halves):
-        rows = np.array(self._rows, float)
-        return (halves @ rows[:, 0]) / np.maximum(1, halves @ rows[:, 1])
+    def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the primary figure over each half, which is [H, samples]."""
+        return self._tallies.primary_over(halves)
 
+    def collected(self) -> list[AnswerTally]:
+        """Return the tallies so far."""
+        return self._tallies.tallies
 
-def primary_figure(task: str) -> str:
-    return "matched"
+    def take(self, collected: list[AnswerTally]) -> None:
+        """Add the tallies of later samples."""
+        self._tallies.tallies += collected
+
+    def sample_figures(self) -> NDArray[np.float64]:
+        """Return the primary figure of each sample, [samples]."""
+        return self._tallies.sample_figures()
