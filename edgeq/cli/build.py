@@ -76,13 +76,17 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
             yield f"  output {output.name}, {part.location}: {'the same' if identical else figures}"
     if proof.caveat:
         yield proof.caveat
-    if proof.accuracy:
+    if proof.answers_sentence:
+        yield proof.answers_sentence
+    elif proof.accuracy:
         rows = (
             (name, *(metric(key, value) for key, value in accuracy.metrics.items()))
             for name, accuracy in proof.accuracy.items()
         )
         yield table(("", *map(metric_name, next(iter(proof.accuracy.values())).metrics)), rows)
         yield proof.drop_sentence
+    if proof.operating is not None and proof.operating.sentence:
+        yield proof.operating.sentence
     if proof.speed is not None and proof.speed.ratio.verdict != SLOWER:  # if the result is slower, a warning reports it
         yield proof.speed.ratio.sentence("int8", "float32")
     if proof.repair is not None and proof.repair.met:

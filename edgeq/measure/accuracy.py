@@ -25,6 +25,7 @@ from edgeq.measure.baseline import BaselineMargin, BaselineSums
 from edgeq.measure.comparison import OutputSums
 from edgeq.measure.inference import Outputs, Session, run_samples
 from edgeq.measure.loaded_model import open_model
+from edgeq.measure.operating_point import OperatingPoint, find_operating_point
 from edgeq.measure.resample import loss_interval
 from edgeq.measure.rows import split_rows
 from edgeq.measure.skill import find_doubts
@@ -86,6 +87,7 @@ class Evaluation:
     These attributes map session names to values. `loss_interval` has the 95 % interval of each session's loss against
     the reference over many other samples, in the unit of the primary metric. It is empty without a task or a reference,
     and lacks sessions whose interval is not known. `baseline` has the sessions with an output that resembles an input.
+    `operating` has what the sessions find at the task's threshold, if the task counts objects.
     """
 
     accuracy: Mapping[str, Accuracy]
@@ -93,6 +95,7 @@ class Evaluation:
     samples: int
     loss_interval: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     baseline: Mapping[str, BaselineMargin] = field(default_factory=dict)
+    operating: Mapping[str, OperatingPoint] = field(default_factory=dict)
 
 
 def evaluate_sessions(
@@ -250,7 +253,22 @@ class RunningEvaluation:
             self._row_count,
             MappingProxyType(intervals),
             MappingProxyType(margins),
+            MappingProxyType(self._operating_points()),
         )
+
+    def _operating_points(self) -> dict[str, OperatingPoint]:
+        """Return what each model finds at the task's threshold, if the task's meters tell scores."""
+        threshold = getattr(self._task, "threshold", None)
+        if threshold is None or self._reference is None:
+            return {}
+        scored = {name: meter.scored() for name, meter in self._meters.items() if hasattr(meter, "scored")}
+        reference = scored.pop(self._reference, None)
+        labelled = getattr(self._task, "labelled", True)
+        return {
+            name: find_operating_point(reference, candidate, threshold, labelled=labelled)
+            for name, candidate in scored.items()
+            if reference is not None and candidate is not None
+        }
 
 
 def compare_sessions(

@@ -40,11 +40,13 @@ class AnswerTally:
         agreeing, total: the primary figure is the mean of sums of `agreeing` over sums of `total`, [K] each. Entries
             without a total do not count.
         sums: further figure → (its sum, the number of values); the figure is their ratio.
+        scored: scores of the objects, whether float has each of them too, and the number of float's objects.
     """
 
     agreeing: NDArray[np.float64]
     total: NDArray[np.float64]
     sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    scored: tuple[NDArray[np.float64], NDArray[np.bool_], int] | None = None
 
 
 Comparison = Callable[[Answer, Answer, float], AnswerTally]
@@ -66,7 +68,10 @@ def compare_objects(reference: Answer, candidate: Answer, threshold: float) -> A
         "overlap": (float(overlaps[both].sum()), float(found)),
         "score_bias": (float(bias.sum()), float(found)),
     }
-    return AnswerTally(np.array([found + confirmed], float), np.array([total], float), sums)
+    right = np.zeros(len(candidate), np.bool_)
+    right[its[both]] = True
+    scored = candidate.scores, right, int(asked.sum())
+    return AnswerTally(np.array([found + confirmed], float), np.array([total], float), sums, scored)
 
 
 def compare_maps(reference: Answer, candidate: Answer, threshold: float) -> AnswerTally:

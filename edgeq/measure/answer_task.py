@@ -33,6 +33,7 @@ from edgeq.measure.answer_meter import (
     lower_threshold,
 )
 from edgeq.measure.inference import Outputs, Session, run_samples
+from edgeq.measure.operating_point import ScoredObjects
 from edgeq.measure.rows import split_rows
 from edgeq.util.display import SILENT, Displayed, Progress
 
@@ -162,6 +163,7 @@ class FloatAnswers(Displayed):
         head: how outputs become answers.
         default_drop: share of the answers that may be lost, if the user sets no limit.
         reads_answers: answers decide about the quality of a build, whatever the noise of its outputs.
+        labelled: the labels are not those of people.
     """
 
     head: Head
@@ -169,11 +171,17 @@ class FloatAnswers(Displayed):
     higher_is_better: bool = True
     default_drop: float = 1 - HEALTHY_SHARE
     reads_answers: bool = True
+    labelled: bool = False
 
     @property
     def primary(self) -> str:
         """Return the figure that decides: the share of answers that agree, in the terms of the head's task."""
         return self.figure.primary
+
+    @property
+    def threshold(self) -> float:
+        """Return the score from which an answer counts."""
+        return find_threshold(self.head)
 
     @property
     def figure(self) -> AnswerFigure:
@@ -220,6 +228,29 @@ class AnswerMeter:
         """Add the tallies of later samples."""
         self._tallies.tallies += collected
 
+    def scored(self) -> ScoredObjects | None:
+        """Return the scores of the objects so far; None if the answers are not objects."""
+        parts = [tally.scored for tally in self._tallies.tallies if tally.scored is not None]
+        return ScoredObjects.join(parts) if parts else None
+
     def sample_figures(self) -> NDArray[np.float64]:
         """Return the primary figure of each sample, [samples]."""
         return self._tallies.sample_figures()
+
+
+def describe_answers(metrics: Mapping[str, float], primary: str, samples: int) -> str:
+    """Return a sentence on the answers that a model gives again, from the figures of `FloatAnswers`."""
+    if "found" in metrics:
+        return (
+            f"answers: {metrics['found']:.1%} of float32's objects are found again ({samples} samples), with a mean "
+            f"overlap of {metrics['overlap']:.3f}; {metrics['extra']:.1%} of int8's objects are new"
+        )
+    if "exact" in metrics:
+        return (
+            f"answers: {metrics['characters']:.2%} of float32's characters are read again, and {metrics['exact']:.1%} "
+            f"of the texts as a whole ({samples} samples)"
+        )
+    if "pixels" in metrics:
+        share = f"{metrics['pixels']:.2%} of the pixels have float32's class"
+        return f"answers: {share}, mIoU {metrics['mIoU']:.3f} ({samples} samples)"
+    return f"answers: {metrics[primary]:.2%} of the {primary} are as in float32 ({samples} samples)"

@@ -35,6 +35,10 @@ class Meter(Protocol):
             pickled
         take(collected) -> None   add the state that another meter collected from later samples
 
+    A meter of a detector may have a method `scored()`, which returns the scores of the objects so far
+    (`edgeq.measure.operating_point.ScoredObjects`). With the task's attribute `threshold`, they give what is found at
+    the threshold.
+
     A meter may have two methods that judge its figures (`find_doubts`):
 
         notes() -> Sequence[str]   reasons to doubt the figures, found in the labels and outputs so far; each is a

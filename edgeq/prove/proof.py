@@ -17,10 +17,11 @@ from edgeq.distributed.workers import Workers
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError, UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, closeness, worst_db
-from edgeq.measure.answer_task import FloatAnswers
+from edgeq.measure.answer_task import FloatAnswers, describe_answers
 from edgeq.measure.baseline import LEAST_MARGIN_DB, BaselineMargin
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.inference import Outputs
+from edgeq.measure.operating_point import OperatingPoint
 from edgeq.measure.race import make_runners, race
 from edgeq.measure.shared_evaluation import ModelAt, evaluate_on
 from edgeq.measure.skill import score_interval
@@ -182,6 +183,7 @@ class Proof(Displayed):
         unseen: inputs that are zero in all calibration samples.
         answers: whether the accuracy is one of answers that the whole output gives, such as boxes. Answers then decide
             about the build, whatever the noise of the tensors.
+        operating: what the float model and the artifact find at the threshold; None if the task does not count objects.
         labelled: whether the accuracy is by labels, not by the float model's own answers.
     """
 
@@ -200,6 +202,7 @@ class Proof(Displayed):
     unseen: tuple[str, ...] = ()
     answers: bool = False
     labelled: bool = True
+    operating: OperatingPoint | None = None
 
     @property
     def drop(self) -> float | None:
@@ -207,6 +210,14 @@ class Proof(Displayed):
         no task.
         """
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
+
+    @property
+    def answers_sentence(self) -> str:
+        """Return a sentence on the float model's answers that the artifact gives again; "" with labels."""
+        if self.labelled or not self.accuracy:
+            return ""
+        accuracy = self.accuracy[INT8]
+        return describe_answers(accuracy.metrics, accuracy.primary, accuracy.samples)
 
     @property
     def drop_sentence(self) -> str:
@@ -420,6 +431,7 @@ class Proof(Displayed):
             "repair": self.repair,
             "baseline": self.baseline,
             "caveat": self.caveat,
+            "operating_point": self.operating,
             "warnings": self.warnings(),
         }
 
@@ -561,6 +573,7 @@ def prove(
         unseen=prepared.unseen,
         answers=getattr(task, "reads_answers", False),
         labelled=not isinstance(task, FloatAnswers),
+        operating=evaluation.operating.get(INT8),
     )
 
 
