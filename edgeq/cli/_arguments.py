@@ -81,6 +81,7 @@ def data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "statistics": options["statistics"],
         "task": task,
         "head": options["head"],
+        "threshold": options["threshold"],
         "fix": parse_sizes(options["fixed"]),
         "workers": options["workers"],
     }

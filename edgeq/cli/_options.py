@@ -323,6 +323,11 @@ _DATA = (
         metavar="NAME[:KEY=VALUE,…]",
         help="What the outputs mean, such as yolov8 or ctc:blank=last; none keeps raw outputs. [default: found]",
     ),
+    click.option(
+        "--threshold",
+        metavar="SCORE",
+        help="Score from which an answer counts; float-recall: that with float32's recall. [default: the head's]",
+    ),
     *_DECODING,
     _task_output(),
     FIX,

@@ -116,6 +116,7 @@ def quantize(
     fix: Mapping[str, int] | None = None,
     task: Task | str | None = None,
     head: HeadChoice | str | None = None,
+    threshold: float | str | None = None,
     max_drop: float | str | None = None,
     effort: Effort | None = "default",
     require_coverage: float | str | None = None,
@@ -140,6 +141,8 @@ def quantize(
         task: the task that measures accuracy by labels, or its name if it needs no options.
         head: what the outputs mean: the name of a family of heads, such as "yolov8" or "ctc:blank=last", or "none".
             With None, files next to the model, its metadata and the outputs decide.
+        threshold: the score from which an answer counts, or "float-recall"; then bundles record the threshold that
+            gives the float model's recall back. With None, the head's own threshold counts.
         output: the file to write. Default: MODEL.int8.onnx next to the model, with the suffix of the target's format.
         max_drop: largest loss of accuracy: a fraction such as 0.01, or text such as "1pt" or "1%"; needs `task`.
         effort: effort of a repair: "quick", "default" or "thorough". With labels, a result is repaired if its loss is
@@ -168,6 +171,7 @@ def quantize(
         statistics=statistics,
         task=task,
         head=head,
+        threshold=threshold,
         fix=fix,
         targets=target,
         overrides=overrides,

@@ -180,6 +180,7 @@ def tune(
     target: str | Path = "auto",
     task: Task | str | None = None,
     head: HeadChoice | str | None = None,
+    threshold: float | str | None = None,
     goal: Goal | str | None = None,
     max_drop: float | str | None = None,
     budget: str | float | None = None,
@@ -205,7 +206,7 @@ def tune(
         target: "auto", or a target or profile that this machine can run or simulate. If this machine runs it, latency
             is measured. If this machine simulates it, the objective is the share of multiply-accumulates in int8, and
             the objective in `goal` is ignored.
-        head: see `quantize`.
+        head, threshold: see `quantize`.
         task: the task that measures accuracy by labels, or its name if it needs no options. With None, agreement with
             float32 is measured.
         goal: objective, accuracy and time, or only an objective. Default: the lowest latency with a loss of at most
@@ -239,6 +240,7 @@ def tune(
         statistics=statistics,
         task=task,
         head=head,
+        threshold=threshold,
         fix=fix,
         targets=target,
         force=force,

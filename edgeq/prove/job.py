@@ -105,6 +105,7 @@ class Job:
         machine: this machine.
         task: the task that measures accuracy by labels, or None to measure agreement with float32.
         head: how the outputs become answers; None if their meaning is not known.
+        float_recall: whether a variant's head gets the threshold that gives the float model's recall back.
         basis: what the figures of the float model's tensors are taken over. `collect_statistics` determines it.
         doubts: reasons to doubt the samples, found before anything is built. Each is a sentence.
     """
@@ -122,6 +123,7 @@ class Job:
     static: bool = True
     machine: Machine = field(default_factory=detect_machine)
     head: Head | None = None
+    float_recall: bool = False
     task: Task | None = None
     basis: Basis = EVERYTHING
     progress: Progress = SILENT

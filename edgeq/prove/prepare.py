@@ -39,7 +39,7 @@ from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import prepare_model
 from edgeq.prove.job import Job
 from edgeq.prove.opening import check_preparation
-from edgeq.prove.request import Request
+from edgeq.prove.request import FLOAT_RECALL, Request
 from edgeq.quantization.adopt import adopt
 from edgeq.run.session import open_session
 from edgeq.signature import Signature
@@ -152,6 +152,10 @@ def prepare(
             prepared = check_preparation(prepared, proof_samples)
     facts, sample = _with_labels(facts, proof_samples), next(iter(proof_samples))
     head = find_head(session(), prepared.signature, sample, facts, request.head, progress)
+    if head is not None and isinstance(request.threshold, float):
+        head = replace(head, thresholds={**head.thresholds, "confidence": request.threshold})
+    if head is None and request.threshold is not None:
+        raise UsageError("⟨threshold⟩ needs a head, which says what the outputs mean", "Name one with ⟨head⟩")
     if task is None and validation is not None:
         task = find_classification(proof_samples, session(), progress)
     if task is not None and validation is not None:
@@ -181,6 +185,7 @@ def prepare(
         machine=this_machine,
         task=task,
         head=head,
+        float_recall=request.threshold == FLOAT_RECALL,
         progress=progress,
     )
     return _doubted(job, doubts)

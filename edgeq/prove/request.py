@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -27,6 +28,10 @@ Effort = Literal["quick", "default", "thorough"]
 """How long the repair of a poor result may search."""
 
 
+FLOAT_RECALL = "float-recall"
+"""The threshold at which a model finds as much as the float model at the head's threshold."""
+
+
 class RequestOptions(TypedDict, total=False):
     """List the arguments that jobs share, as users give them; see the attributes of `Request`."""
 
@@ -34,6 +39,7 @@ class RequestOptions(TypedDict, total=False):
     statistics: str | Path | None
     task: Task | str | None
     head: HeadChoice | str | None
+    threshold: float | str | None
     fix: Mapping[str, int] | None
     targets: str | Path | Sequence[str | Path]
     overrides: Mapping[str, Any] | None
@@ -58,6 +64,7 @@ class Request:
         statistics: a folder written by `edgeq calibrate`, instead of a calibration pass.
         task: the task that measures accuracy by labels.
         head: the head that says what the outputs mean; None finds it.
+        threshold: the score from which an answer counts, or `FLOAT_RECALL`; None takes the head's.
         fix: input size name → number, for sizes that the model leaves free.
         targets: names of targets or profiles, or paths to TOML files.
         overrides: fields of `Scheme` that the user has set. None values are ignored.
@@ -76,6 +83,7 @@ class Request:
     statistics: Path | None = None
     task: Task | None = None
     head: HeadChoice | None = None
+    threshold: float | str | None = None
     fix: Mapping[str, int] = field(default_factory=dict)
     targets: tuple[str | Path, ...] = ("auto",)
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -110,6 +118,7 @@ class Request:
             path_of(statistics, "statistics") if statistics is not None else None,
             as_task(task) if task is not None else None,
             HeadChoice.parse(head) if isinstance(head, str) else head,
+            _checked_threshold(arguments.pop("threshold", None)),
             arguments.pop("fix", None) or {},
             as_targets(arguments.pop("targets", cls.targets)),
             _checked_overrides(arguments.pop("overrides", None)),
@@ -196,3 +205,16 @@ def _checked_overrides(overrides: Mapping[str, Any] | None) -> Mapping[str, Any]
     if unknown is not None:
         raise UsageError(f"overrides has no {unknown}", closest(str(unknown), names, f"It can have {', '.join(names)}"))
     return overrides
+
+
+def _checked_threshold(threshold: float | str | None) -> float | str | None:
+    """Return a threshold from 0 to 1, or `FLOAT_RECALL`."""
+    if threshold is None or threshold == FLOAT_RECALL:
+        return threshold
+    try:
+        value = float(threshold)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise UsageError(f"⟨threshold⟩ is {threshold!r}", f"Give a score from 0 to 1, or {FLOAT_RECALL}")
+    return value

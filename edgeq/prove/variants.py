@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.answers.head import Head
 from edgeq_device.engines.catalog import engine_options, parse_version
 from edgeq_device.engines.variant import DRAWN, SliceTolerance
 from edgeq_device.measure.basis import EVERYTHING, Basis
@@ -289,7 +290,7 @@ def variant_spec(
         **({"products": list(variant.compatibility.products)} if variant.compatibility else {}),
         "scheme": plain(artifact.scheme),
         "preprocessing": _preprocessing(job.validation),
-        **({"head": job.head.to_dict()} if job.head is not None else {}),
+        **({"head": _head(job, proof).to_dict()} if job.head is not None else {}),
         "coverage": _coverage(proof.coverage),
         "accuracy": _accuracy(proof),
         "checks": [plain(check) for check in variant.checks],
@@ -300,6 +301,16 @@ def variant_spec(
         **({DRAWN: list(random)} if random else {}),
     }
     return replace(_spec(name, artifact, info, selftest), model=model, calibration=tables)
+
+
+def _head(job: Job, proof: Proof) -> Head:
+    """Return the head of a variant. On request, its threshold is the one that gives the float model's recall back."""
+    assert job.head is not None, "the caller made sure"
+    lowered = proof.operating.lowered if proof.operating is not None else None
+    if not job.float_recall or lowered is None:
+        return job.head
+    source = {**job.head.source, "thresholds": "the recall of float32 on the samples of the proof"}
+    return replace(job.head, thresholds={**job.head.thresholds, "confidence": lowered}, source=source)
 
 
 def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], selftest: SelfTestSpec) -> VariantSpec:

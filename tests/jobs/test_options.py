@@ -35,6 +35,7 @@ def test_nothing_given_is_nothing_set() -> None:
         "data": None,
         "val": None,
         "head": None,
+        "threshold": None,
         "statistics": None,
         "task": None,
         "fix": {},
