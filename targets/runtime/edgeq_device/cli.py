@@ -156,7 +156,7 @@ def _add_bench_options(command: argparse.ArgumentParser) -> None:
 def _add_infer_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--threshold", type=float, metavar="T", help="lowest score of an object or class (default: the bundle's)")
-    add("--draw", metavar="FILE", help="write a drawing: .png, .svg, or FOLDER/ for several images")
+    add("--draw", type=Path, metavar="PATH", help="write a drawing: .png, .svg, or a folder for several images")
     add("--top", type=_parse_count, metavar="N", help="print the N highest scores of each input, without a head")
     add("--raw", action="store_true", help="write the outputs themselves, as without a head")
     add("-o", "--output", type=Path, help=".npz for the outputs themselves (default: next to the bundle)")
@@ -259,7 +259,7 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 def _infer_answers(bundle: Bundle, arguments: argparse.Namespace, folders: bool) -> int:
     """Answer each image, or the tensors of all files, and print what was found as soon as it is known."""
-    from edgeq_device.bundle.answering import answer_each, check_complete, plan_drawings
+    from edgeq_device.bundle.answering import answer_each, check_complete, group_inputs, plan_drawings
     from edgeq_device.bundle.outputs import choose_output_path
     from edgeq_device.program import Model
 
@@ -267,7 +267,7 @@ def _infer_answers(bundle: Bundle, arguments: argparse.Namespace, folders: bool)
         arguments.inputs, arguments.draw, lambda path: choose_output_path(bundle, path), arguments.force, folders
     )
     with Model(bundle, arguments.variant, arguments.threads) as model:
-        items = model.group(arguments.inputs)
+        items = group_inputs(model.session, arguments.inputs)
         record: Dict[str, Any] = {"variant": model.variant, "why": model.why, "passed_over": list(model.passed_over)}
         entries: List[Any] = []
         problems: List[str] = []
@@ -285,12 +285,13 @@ def _infer_answers(bundle: Bundle, arguments: argparse.Namespace, folders: bool)
 
 def _infer_items(bundle: Bundle, arguments: argparse.Namespace) -> int:
     """Run the model on each image, or on the tensors of all files, and print the best classes or write the outputs."""
+    from edgeq_device.bundle.answering import group_inputs
     from edgeq_device.bundle.outputs import choose_output_path, save_outputs
     from edgeq_device.program import Model
 
     output = None if arguments.top and arguments.output is None else choose_output_path(bundle, arguments.output)
     with Model(bundle, arguments.variant, arguments.threads) as model:
-        items = model.group(arguments.inputs)
+        items = group_inputs(model.session, arguments.inputs)
         if len(items) > 1 and not arguments.top:
             raise UsageError("there are several images, but one file for the outputs", "Give one image, or --top N")
         results = [model.run(item) for item in items.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from edgeq_device.answers.answer import Answer
 from edgeq_device.answers.decode import decode
 from edgeq_device.answers.head import Head, parse_head
 from edgeq_device.bundle import package
-from edgeq_device.bundle.answering import is_image
 from edgeq_device.bundle.opening import open_best
 from edgeq_device.bundle.signature import check_signature
 from edgeq_device.engines.device import read_device
@@ -21,7 +20,7 @@ from edgeq_device.errors import BundleError, DataError, UsageError
 from edgeq_device.model.tensors import DTYPES
 from edgeq_device.prepare.arrays import to_array
 from edgeq_device.prepare.frame import Frame
-from edgeq_device.prepare.inputs import check_feeds, read_feeds
+from edgeq_device.prepare.inputs import check_feeds
 from edgeq_device.prepare.steps import Prepare
 from edgeq_device.trust.keys import find_trust
 
@@ -97,18 +96,6 @@ class Predictor:
         """Return the number of images that the model takes, or 1 if it is open."""
         size = next(iter(self._specs[self.inputs[0]].shape), 1)
         return size if isinstance(size, int) else 1
-
-    def group(self, inputs: Sequence[str]) -> Dict[str, Any]:
-        """Return the items of a command line by name: each image, or the tensors of all files as one item.
-
-        Raises:
-            UsageError: images and tensors are mixed.
-            DataError: the tensors cannot be read, or do not fit the model.
-        """
-        images = [text for text in inputs if is_image(text)]
-        if len(images) not in (0, len(inputs)):
-            raise UsageError("images and tensors are mixed", "Give inputs of one kind")
-        return {text: text for text in images} or {", ".join(inputs): read_feeds(self.session, inputs)}
 
     def prepare(self, x: Any) -> Dict[str, Any]:
         """Return the inputs that `run` would pass to the model for an image or raw array."""

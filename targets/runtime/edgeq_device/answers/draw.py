@@ -68,7 +68,7 @@ class Sketch:
     @property
     def row(self) -> int:
         """Return the height of one caption in pixels."""
-        return self.font * 3 // 2
+        return self.font * 4 // 3
 
 
 def colour_of(number: int) -> Colour:
@@ -95,7 +95,7 @@ def sketch(answer: Answer) -> Sketch:
     if image is not None:
         size = (image.shape[1], image.shape[0])
     sides = sum(size) / 2
-    plain = Sketch(size, image=image, line=max(2, round(sides / 300)), font=max(12, round(sides / 45)))
+    plain = Sketch(size, image=image, line=max(2, round(sides / 300)), font=max(10, round(sides / 48)))
     captions: List[Tuple[Optional[Colour], str]] = []
     overlay = None
     if answer.map is not None and image is None:

@@ -13,6 +13,7 @@ from edgeq_device.answers.draw import SUFFIXES, sketch
 from edgeq_device.answers.lines import describe
 from edgeq_device.bundle.outputs import check_replaceable, save_file
 from edgeq_device.errors import DataError, OutputError, UsageError
+from edgeq_device.prepare.inputs import read_feeds
 from edgeq_device.prepare.steps import read_image
 from edgeq_device.system.files import open_file
 
@@ -49,10 +50,24 @@ def list_inputs(texts: Sequence[str]) -> List[str]:
     return inputs
 
 
+def group_inputs(session: Any, inputs: Sequence[str]) -> Dict[str, Any]:
+    """Return the items of a command line by name: each image, or the tensors of all files as one item.
+
+    Raises:
+        UsageError: images and tensors are mixed.
+        DataError: the tensors cannot be read, or do not fit the model of the session.
+    """
+    images = [text for text in inputs if is_image(text)]
+    if len(images) not in (0, len(inputs)):
+        raise UsageError("images and tensors are mixed", "Give inputs of one kind")
+    return {text: text for text in images} or {", ".join(inputs): read_feeds(session, inputs)}
+
+
 def plan_drawings(
-    inputs: Sequence[str], draw: Optional[str], choose: Callable[[Path], Path], force: bool, folders: bool = False
+    inputs: Sequence[str], draw: Optional[Path], choose: Callable[[Path], Path], force: bool, folders: bool = False
 ) -> Dict[str, Path]:
-    """Return the path of each input's drawing: `draw` for one input, or a .png in the folder `draw`.
+    """Return the path of each input's drawing: `draw` for one input, or a .png in the folder `draw`. A path
+    without a suffix is a folder.
 
     Args:
         choose: returns the path to write for a path that the user named, or refuses it.
@@ -67,22 +82,21 @@ def plan_drawings(
     tensors = [text for text in inputs if not is_image(text)]
     if tensors:
         raise UsageError(f"{tensors[0]} is not an image, so nothing can be drawn over it", "Leave --draw out")
-    place = Path(draw)
-    if len(inputs) == 1 and not folders and not place.is_dir() and not draw.endswith(("/", os.sep)):
-        if place.suffix.lower() not in SUFFIXES:
-            raise UsageError(f"a drawing cannot be a {place.suffix or 'file without suffix'}", "Write .png or .svg")
-        drawings = {inputs[0]: choose(place)}
+    if len(inputs) == 1 and not folders and draw.suffix and not draw.is_dir():
+        if draw.suffix.lower() not in SUFFIXES:
+            raise UsageError(f"a drawing cannot be a {draw.suffix} file", "Write .png or .svg")
+        drawings = {inputs[0]: choose(draw)}
     else:
-        if place.suffix.lower() in SUFFIXES and not place.is_dir():
-            raise UsageError(f"{draw} is one file, but there are {len(inputs)} inputs", "Give --draw FOLDER/")
+        if draw.suffix.lower() in SUFFIXES and not draw.is_dir():
+            raise UsageError(f"{draw} is one file, but there are {len(inputs)} inputs", "Give --draw FOLDER")
         stems = Counter(Path(text).stem for text in inputs)
         names = [Path(text).stem if stems[Path(text).stem] == 1 else Path(text).name for text in inputs]
         (twice, count), *_ = Counter(names).most_common(1)
         if count > 1:
             raise UsageError(f"{count} inputs are called {twice}", "Draw the folders one by one")
-        drawings = {text: choose(place / f"{name}.png") for text, name in zip(inputs, names)}
+        drawings = {text: choose(draw / f"{name}.png") for text, name in zip(inputs, names)}
         try:
-            place.mkdir(exist_ok=True)
+            draw.mkdir(exist_ok=True)
         except OSError as error:
             raise OutputError(f"{draw} is not a folder ({error.strerror})", "Choose another folder") from error
     images = {os.path.realpath(text) for text in inputs}
