@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,8 +72,10 @@ class Inference:
         items: name of the input → what the predictor takes.
     """
 
-    def __init__(self, request: InferenceRequest, predictor: Predictor, inputs: Sequence[str]) -> None:
-        self.request, self.predictor = request, predictor
+    def __init__(
+        self, request: InferenceRequest, predictor: Predictor, inputs: Sequence[str], drawings: Mapping[str, Path]
+    ) -> None:
+        self.request, self.predictor, self._drawings = request, predictor, drawings
         with device_errors():
             self.items = group_inputs(predictor.session, inputs)
 
@@ -86,10 +88,8 @@ class Inference:
             OutputError: a drawing cannot be written.
         """
         request = self.request
-        folders = any(Path(text).is_dir() for text in request.inputs)
         with device_errors():
-            drawings = plan_drawings(list(self.items), request.draw, lambda path: path, request.force, folders)
-            yield from answer_each(self.predictor, self.items, request.threshold, drawings, request.force)
+            yield from answer_each(self.predictor, self.items, request.threshold, self._drawings, request.force)
 
     def write_outputs(self) -> dict[str, Any]:
         """Write the outputs of the only input to `raw`, and return their dtypes and shapes.
@@ -103,7 +103,6 @@ class Inference:
         if len(self.items) > 1:
             raise UsageError(f"there are {len(self.items)} inputs, but one file for the outputs", "Give one input")
         with device_errors():
-            check_replaceable(request.raw, force=request.force)
             (item,) = self.items.values()
             outputs = self.predictor.run(item)
             save_outputs(request.raw, outputs, force=request.force)
@@ -122,10 +121,15 @@ def open_inference(request: InferenceRequest, progress: Progress = SILENT) -> It
     """
     if request.raw is not None and (request.draw is not None or request.threshold is not None):
         raise UsageError("⟨draw⟩ and ⟨threshold⟩ need answers, but ⟨raw⟩ writes tensors", "Leave ⟨raw⟩ out")
-    with device_errors():
-        inputs = list_inputs(request.inputs)
     for output in filter(None, (request.raw, request.draw)):
         check_apart(output, [request.model])
+    # Outputs are checked before the model is opened and searched.
+    with device_errors():
+        inputs = list_inputs(request.inputs)
+        folders = any(Path(text).is_dir() for text in request.inputs)
+        drawings = plan_drawings(inputs, request.draw, lambda path: path, request.force, folders)
+        if request.raw is not None:
+            check_replaceable(request.raw, force=request.force)
     if is_bundle(request.model):
         own = {"⟨preprocess⟩": request.preprocess, "⟨head⟩": request.head, "⟨classes⟩": request.classes}
         ignored = next((name for name, value in {**own, "⟨engine⟩": request.engine}.items() if value is not None), None)
@@ -134,14 +138,14 @@ def open_inference(request: InferenceRequest, progress: Progress = SILENT) -> It
         with device_errors():
             predictor = open_bundle_model(request.model, request.variant, request.threads)
         with predictor:
-            yield Inference(request, predictor, inputs)
+            yield Inference(request, predictor, inputs, drawings)
         return
     settings = SessionSettings(intra_op_threads=request.threads)
     if request.engine is not None:
         engine = choose_engine(request.engine)
         settings = replace(settings, engine=engine.engine, precision=engine.precision)
     with open_model(request.model, settings, variant=request.variant) as loaded:
-        yield Inference(request, _find_predictor(loaded, inputs, request, progress), inputs)
+        yield Inference(request, _find_predictor(loaded, inputs, request, progress), inputs, drawings)
 
 
 class ModelPredictor(Predictor):
@@ -172,8 +176,8 @@ def _find_predictor(
         progress.note(note)
     if request.classes is not None:
         facts = replace(facts, labels=Fact(load_classes(request.classes).names, str(request.classes)))
-    preprocess, sample = _read_example(loaded, inputs, request, facts, progress)
     choice = HeadChoice.parse(request.head) if request.head is not None else None
+    preprocess, sample = _read_example(loaded, inputs, request, facts, progress)
     head = None
     if request.raw is None:
         head = find_head(loaded.session, loaded.signature, sample, facts, choice, progress)
