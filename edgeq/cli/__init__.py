@@ -26,6 +26,7 @@ FILES = {
         "bench": "Measure latency and throughput of a model or a bundle.",
         "eval": "Measure accuracy of a model or a bundle on labelled data.",
     },
+    "infer": {"infer": "Show what a model or a bundle finds in images, and draw it."},
     "compare": {
         "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",
         "gate": "Fail a CI build if a model is worse than a baseline.",
@@ -74,7 +75,7 @@ ALIASES = {"evaluate": "eval"}
 """Other name of a command, such as that of its Python function → name."""
 SHOWN = {
     "Build": ("quantize", "tune", "package", "calibrate"),
-    "Prove": ("verify", "bench", "eval", "compare", "explain"),
+    "Prove": ("infer", "verify", "bench", "eval", "compare", "explain"),
     "Machines and delivery": ("info", "device", "ship"),
 }
 _ALSO = "Start with `edgeq demo`. More commands: run RECIPE.toml, retarget, gate, emit-c. Every command has --help."

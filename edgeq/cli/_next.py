@@ -25,6 +25,7 @@ NEXT = {
     "tune": "edgeq verify {output}",
     "tune target": "edgeq verify {output} --on all",
     "tune dry_run": "edgeq tune {model} -o {output} ...",
+    "infer": "edgeq bench {model}",
     "calibrate collect": "edgeq quantize {model} --statistics {output} -o int8.onnx ...",
     "calibrate merge": "edgeq calibrate show {output}",
     "calibrate show": "edgeq quantize MODEL.onnx --statistics {path} --data SAMPLES -o int8.onnx",

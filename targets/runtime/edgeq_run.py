@@ -149,6 +149,17 @@ def open_bundle(path=None, variant=None, threads=0, trust=None):
     return open_model(root if path is None else path, variant, threads, trust)
 
 
+def __getattr__(name):
+    """Import `Answer`, which `Model.answer` returns, when a program asks for it."""
+    if name != "Answer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if PACKAGE not in sys.modules:
+        sys.meta_path.insert(0, _Finder(Path(os.path.realpath(__file__)).parent))
+    from edgeq_device.answers.answer import Answer
+
+    return Answer
+
+
 if __name__ == "__main__":
     root = Path(os.path.realpath(__file__)).parent
     try:

@@ -37,6 +37,7 @@ GOOD = {
     "bundle": "bundle",
     "data": "x.npz",
     "float_model": "net.onnx",
+    "inputs": "images/0.png",
     "key": "key.pem",
     "model": "net.onnx",
     "name": "imagenet",

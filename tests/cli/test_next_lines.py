@@ -60,6 +60,7 @@ TYPED = (
     "push bundle HOST/models/net:1",
     "push signed HOST/models/net:1",
     f"quantize dynamic.onnx {SAMPLES} -t hexagon-v73 --fix N=1 --fix H=8 --fix W=8 -o new.onnx",
+    "infer net.onnx images/0.png --preprocess divide=255,layout=NCHW --raw new.npz",
     f"quantize net.onnx {SAMPLES} --count 3 -o new.onnx",
     "quantize net.onnx --calibration statistics --val x.npz -o new.onnx",
     "report bundle",

@@ -21,8 +21,6 @@ from edgeq_device.system.programs import build_child_environment
 from edgeq_device.system.relay import escape, format_json, hide_passwords, prepare_output
 from edgeq_device.trust.keys import PLACE, Trust, find_trust
 
-# An input with one of these suffixes is an image; all others are arrays.
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
 # Exit codes as shells report them: 128 + SIGINT, 128 + SIGPIPE.
 INTERRUPTED = 130
 READER_GONE = 141
@@ -92,7 +90,7 @@ def _build_parser(root: Optional[Path]) -> argparse.ArgumentParser:
         ("info", _info, "Show the variants, which one this device takes, and why."),
         ("verify", _verify, "Check the hashes and run the self-test of every variant that runs here."),
         ("bench", _bench, "Measure latency and throughput."),
-        ("infer", _infer, "Run the model on images, or on tensors from .npy or .npz files."),
+        ("infer", _infer, "Run the model on images or tensors, and say what it found."),
         ("pull", None, "Get a bundle from an OCI registry, by its digest."),
     ):
         command = commands.add_parser(name, help=summary, description=summary)
@@ -120,11 +118,9 @@ def _build_parser(root: Optional[Path]) -> argparse.ArgumentParser:
             _add_bench_options(command)
         if name == "infer":
             command.add_argument(
-                "inputs", nargs="+", metavar="INPUT", help="IMAGE.jpg, X.npz, X.npy, or INPUT_NAME=X.npy"
+                "inputs", nargs="+", metavar="INPUT", help="IMAGE.jpg, a folder, X.npz, X.npy, or INPUT_NAME=X.npy"
             )
-            command.add_argument("--top", type=_parse_count, metavar="N", help="print the N best classes of each input")
-            command.add_argument("-o", "--output", type=Path, help=".npz for the outputs (default: next to the bundle)")
-            command.add_argument("--force", action="store_true", help="replace an existing output")
+            _add_infer_options(command)
     return parser
 
 
@@ -155,6 +151,16 @@ def _add_bench_options(command: argparse.ArgumentParser) -> None:
     )
     add("--seed", type=_parse_count, default=0, help="seed of sample order, interleaving and arrivals (0)")
     add("-v", "--verbose", action="store_true", help="show the distributions and the machine")
+
+
+def _add_infer_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--threshold", type=float, metavar="T", help="lowest score of an object or class (default: the bundle's)")
+    add("--draw", type=Path, metavar="PATH", help="write a drawing: .png, .svg, or a folder for several images")
+    add("--top", type=_parse_count, metavar="N", help="print the N highest scores of each input, without a head")
+    add("--raw", action="store_true", help="write the outputs themselves, as without a head")
+    add("-o", "--output", type=Path, help=".npz for the outputs themselves (default: next to the bundle)")
+    add("--force", action="store_true", help="replace an existing output")
 
 
 def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
@@ -204,10 +210,22 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    if arguments.top or any(Path(text).suffix.lower() in IMAGES for text in arguments.inputs):
-        return _infer_items(bundle, arguments)
+    from edgeq_device.bundle.answering import is_image, list_inputs
     from edgeq_device.bundle.opening import open_best, open_variant
     from edgeq_device.bundle.outputs import choose_output_path, save_outputs
+    from edgeq_device.bundle.package import MAIN
+
+    folders = any(Path(text).is_dir() for text in arguments.inputs)
+    arguments.inputs = list_inputs(arguments.inputs)
+    wants_answer = arguments.draw is not None or arguments.threshold is not None
+    wants_outputs = arguments.raw or arguments.output is not None or bool(arguments.top)
+    if wants_answer and wants_outputs:
+        raise UsageError("--draw and --threshold need answers", "Leave --raw, --output and --top out")
+    has_head = any(variant.info.get("head") is not None for variant in bundle.components[MAIN])
+    if wants_answer or (has_head and not wants_outputs):
+        return _infer_answers(bundle, arguments, folders)
+    if arguments.top or any(map(is_image, arguments.inputs)):
+        return _infer_items(bundle, arguments)
     from edgeq_device.engines.device import read_device
     from edgeq_device.engines.runtime import infer
     from edgeq_device.prepare.inputs import read_feeds
@@ -239,30 +257,53 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _infer_items(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    """Run the model on each image, or on the tensors of all files, and print the best classes or write the outputs."""
-    from edgeq_device.bundle.outputs import choose_output_path, save_outputs
-    from edgeq_device.prepare.inputs import read_feeds
+def _infer_answers(bundle: Bundle, arguments: argparse.Namespace, folders: bool) -> int:
+    """Answer each image, or the tensors of all files, and print what was found as soon as it is known."""
+    from edgeq_device.bundle.answering import answer_each, check_complete, group_inputs, plan_drawings
+    from edgeq_device.bundle.outputs import choose_output_path
     from edgeq_device.program import Model
 
-    images = [text for text in arguments.inputs if Path(text).suffix.lower() in IMAGES]
-    if len(images) not in (0, len(arguments.inputs)) or (len(images) > 1 and not arguments.top):
-        raise UsageError(
-            "images and tensors are mixed, or there are several images", "Give one kind, and --top with several images"
-        )
+    drawings = plan_drawings(
+        arguments.inputs, arguments.draw, lambda path: choose_output_path(bundle, path), arguments.force, folders
+    )
+    with Model(bundle, arguments.variant, arguments.threads) as model:
+        items = group_inputs(model.session, arguments.inputs)
+        record: Dict[str, Any] = {"variant": model.variant, "why": model.why, "passed_over": list(model.passed_over)}
+        entries: List[Any] = []
+        problems: List[str] = []
+        for item in answer_each(model, items, arguments.threshold, drawings, arguments.force):
+            problems += [item.problem] if item.problem else []
+            if arguments.json:
+                entries.append(item.record)
+            else:
+                _print_record(arguments, {}, item.list_lines(heading=len(items) > 1))
+    if arguments.json:
+        _print_record(arguments, {**record, "inputs": entries}, [])
+    check_complete(problems, len(items))
+    return 0
+
+
+def _infer_items(bundle: Bundle, arguments: argparse.Namespace) -> int:
+    """Run the model on each image, or on the tensors of all files, and print the best classes or write the outputs."""
+    from edgeq_device.bundle.answering import group_inputs
+    from edgeq_device.bundle.outputs import choose_output_path, save_outputs
+    from edgeq_device.program import Model
+
     output = None if arguments.top and arguments.output is None else choose_output_path(bundle, arguments.output)
     with Model(bundle, arguments.variant, arguments.threads) as model:
-        named = images or [", ".join(arguments.inputs)]
-        results = [model.run(item) for item in images] or [model.run(read_feeds(model.session, arguments.inputs))]
+        items = group_inputs(model.session, arguments.inputs)
+        if len(items) > 1 and not arguments.top:
+            raise UsageError("there are several images, but one file for the outputs", "Give one image, or --top N")
+        results = [model.run(item) for item in items.values()]
         best = [model.top(outputs, arguments.top) for outputs in results] if arguments.top else []
     record: Dict[str, Any] = {"variant": model.variant, "why": model.why}
     lines = [f"variant {model.variant}: {model.why}"]
     if best:
         record["inputs"] = [
             {"input": name, "top": [{"label": label, "score": score} for label, score in classes]}
-            for name, classes in zip(named, best)
+            for name, classes in zip(items, best)
         ]
-        for name, classes in zip(named, best):
+        for name, classes in zip(items, best):
             lines += [name, *(f"  {score:10.4g}  {label}" for label, score in classes)]
     if output is not None:
         if len(results) > 1:

@@ -10,13 +10,13 @@ import numpy as np
 
 from edgeq_device.answers.answer import Answer
 from edgeq_device.answers.decode import decode
-from edgeq_device.answers.head import parse_head
+from edgeq_device.answers.head import Head, parse_head
 from edgeq_device.bundle import package
 from edgeq_device.bundle.opening import open_best
 from edgeq_device.bundle.signature import check_signature
 from edgeq_device.engines.device import read_device
 from edgeq_device.engines.runtime import infer
-from edgeq_device.errors import BundleError, DataError
+from edgeq_device.errors import BundleError, DataError, UsageError
 from edgeq_device.model.tensors import DTYPES
 from edgeq_device.prepare.arrays import to_array
 from edgeq_device.prepare.frame import Frame
@@ -29,29 +29,21 @@ LABELS = "labels.txt"
 _MOST_LABELS, _LONGEST = 1_000_000, 1 << 24
 
 
-class Model:
-    """Hold the best variant of a bundle for this device, ready to run. Close the model, or use `with`.
+class Predictor:
+    """Run a session on images and tensors, and say what its outputs mean.
 
     Attributes:
-        bundle: the opened bundle, whose hashes have been checked.
-        variant, why: name of the variant that runs, and the reason for the choice.
-        session: session that runs the variant, with the interface of an `onnxruntime.InferenceSession`.
+        session: session that runs the model, with the interface of an `onnxruntime.InferenceSession`.
         inputs, outputs: names of inputs and outputs, in the model's order.
-        labels: names of the classes; empty if the bundle contains none.
-        head: how the outputs become answers; None if the bundle does not know their meaning.
+        labels: names of the classes; may be empty.
+        head: how the outputs become answers; None if their meaning is unknown.
     """
 
-    def __init__(self, bundle: package.Bundle, variant: Optional[str] = None, threads: int = 0) -> None:
-        self.bundle = bundle
-        best = open_best(bundle, read_device(), name=variant, threads=threads)
-        self.variant, self.why, self.session = best.choice.variant.name, best.choice.why, best.session
-        self._specs = {spec.name: spec for spec in self.session.get_inputs()}
+    def __init__(self, session: Any, head: Optional[Head] = None, labels: Tuple[str, ...] = ()) -> None:
+        self.session, self.head, self.labels = session, head, labels
+        self._specs = {spec.name: spec for spec in session.get_inputs()}
         self.inputs = tuple(self._specs)
-        self.outputs = tuple(spec.name for spec in self.session.get_outputs())
-        self.labels = read_labels(bundle)
-        info = best.choice.variant.info
-        self._record = info.get("preprocessing")
-        self.head = parse_head(info["head"], self.labels) if info.get("head") is not None else None
+        self.outputs = tuple(spec.name for spec in session.get_outputs())
 
     def run(self, x: Any) -> Dict[str, Any]:
         """Run the model and return its outputs as arrays by name.
@@ -68,42 +60,50 @@ class Model:
         check_feeds(self.session, feeds)
         return infer(self.session, feeds)
 
-    def answer(self, x: Any, thresholds: Optional[Mapping[str, float]] = None) -> Answer:
+    def answer(
+        self, x: Any, threshold: Optional[float] = None, thresholds: Optional[Mapping[str, float]] = None
+    ) -> Answer:
         """Run the model and return its answer: boxes, masks, keypoints, text or classes; see `Answer`.
 
         Args:
-            x: data for one run, as for `run`. Positions are in pixels of the image, if `x` is an image.
-            thresholds: threshold → number, instead of the head's; "confidence" is the lowest score of an object.
+            x: data for one run, as for `run`. Positions are in pixels of the image, if `x` is an image. If the model
+                takes a fixed number of images, the image is repeated.
+            threshold: lowest score of an object or a class, from 0 to 1, instead of the head's.
+            thresholds: threshold → number, instead of the head's other ones, such as {"iou": 0.5, "limit": 100}.
 
         Raises:
             DataError: `x` does not fit the model, or the outputs do not fit the head.
-            BundleError: the bundle has no head, or this runner does not know its family.
+            BundleError: the meaning of the outputs is unknown, or this runner does not know the head's family.
+            UsageError: `threshold` is not from 0 to 1.
         """
         if self.head is None:
-            raise BundleError("the bundle does not say what its outputs mean", "Use run(x), or package with --head")
-        head = replace(self.head, thresholds={**self.head.thresholds, **(thresholds or {})})
+            raise BundleError("nothing says what the model's outputs mean", "Use --raw, or package with --head")
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise UsageError(f"--threshold {threshold:g} is not a score", "Give a number from 0 to 1")
+        changed = {**(thresholds or {}), **({} if threshold is None else {"confidence": threshold})}
+        head = replace(self.head, thresholds={**self.head.thresholds, **changed})
         feeds, frame = (dict(x), None) if isinstance(x, Mapping) else self._build_feeds(x)
+        batch = self._fixed_batch() if frame is not None else 1
+        if batch > 1:
+            feeds = {
+                name: np.repeat(array, batch, axis=0) if len(array) == 1 else array for name, array in feeds.items()
+            }
         check_feeds(self.session, feeds)
-        return decode(infer(self.session, feeds), head, frame)
+        outputs = infer(self.session, feeds)
+        return decode({name: _to_plain(array, batch) for name, array in outputs.items()}, head, frame)
+
+    def _fixed_batch(self) -> int:
+        """Return the number of images that the model takes, or 1 if it is open."""
+        size = next(iter(self._specs[self.inputs[0]].shape), 1)
+        return size if isinstance(size, int) else 1
 
     def prepare(self, x: Any) -> Dict[str, Any]:
         """Return the inputs that `run` would pass to the model for an image or raw array."""
         return self._prepare(x)[0]
 
     def _prepare(self, x: Any) -> Tuple[Dict[str, Any], Optional[Frame]]:
-        if not isinstance(self._record, Mapping):
-            raise BundleError("the bundle does not record how its inputs are prepared", "Give tensors by input name")
-        source = self._record.get("source")
-        named = source.get("input") if isinstance(source, Mapping) else None
-        name = str(named) if named in self._specs else self.inputs[0]
-        if len(self.inputs) > 1:
-            raise DataError(
-                f"the model has several inputs: {', '.join(self.inputs)}", "Give a mapping of all inputs by name"
-            )
-        spec = self._specs[name]
-        array, frame = Prepare(self._record, spec.shape).prepare(x)
-        dtype = DTYPES.get(spec.type)
-        return {name: array if dtype is None else array.astype(dtype, copy=False)}, frame
+        """Return the model's inputs for an image or raw array, and the frame of the image."""
+        raise NotImplementedError
 
     def top(self, outputs: Mapping[str, Any], count: int = 5) -> List[Tuple[str, float]]:
         """Return the classes with the highest scores of one sample, best first. Each entry contains the class's label
@@ -133,6 +133,41 @@ class Model:
             and x.dtype == np.dtype(DTYPES.get(spec.type) or x.dtype)
         )
         return ({self.inputs[0]: x}, None) if as_it_is else self._prepare(x)
+
+
+class Model(Predictor):
+    """Hold the best variant of a bundle for this device, ready to run. Close the model, or use `with`.
+
+    Attributes:
+        bundle: the opened bundle, whose hashes have been checked.
+        variant, why: name of the variant that runs, and the reason for the choice.
+        passed_over: the reason against each better variant.
+    """
+
+    def __init__(self, bundle: package.Bundle, variant: Optional[str] = None, threads: int = 0) -> None:
+        self.bundle = bundle
+        best = open_best(bundle, read_device(), name=variant, threads=threads)
+        self.variant, self.why, self.passed_over = best.choice.variant.name, best.choice.why, best.passed_over
+        info, labels = best.choice.variant.info, read_labels(bundle)
+        self._record = info.get("preprocessing")
+        super().__init__(
+            best.session, parse_head(info["head"], labels) if info.get("head") is not None else None, labels
+        )
+
+    def _prepare(self, x: Any) -> Tuple[Dict[str, Any], Optional[Frame]]:
+        if not isinstance(self._record, Mapping):
+            raise BundleError("the bundle does not record how its inputs are prepared", "Give tensors by input name")
+        source = self._record.get("source")
+        named = source.get("input") if isinstance(source, Mapping) else None
+        name = str(named) if named in self._specs else self.inputs[0]
+        if len(self.inputs) > 1:
+            raise DataError(
+                f"the model has several inputs: {', '.join(self.inputs)}", "Give a mapping of all inputs by name"
+            )
+        spec = self._specs[name]
+        array, frame = Prepare(self._record, spec.shape).prepare(x)
+        dtype = DTYPES.get(spec.type)
+        return {name: array if dtype is None else array.astype(dtype, copy=False)}, frame
 
     def close(self) -> None:
         """End the session and remove the bundle's temporary files."""
@@ -186,3 +221,13 @@ def _to_row(array: Any) -> Any:
     if isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 1 and array.size == array.shape[-1]:
         return to_array(array).reshape(-1).astype(np.float64)
     return None
+
+
+def _to_plain(array: Any, batch: int) -> Any:
+    """Return the part of an output that belongs to the first of `batch` equal inputs. Floats that are narrower than
+    float32, as some engines give them, become float32.
+    """
+    array = to_array(array)
+    if batch > 1 and array.ndim and len(array) == batch:
+        array = array[:1]
+    return array.astype(np.float32) if array.dtype.kind in "fV" and array.dtype.itemsize < 4 else array

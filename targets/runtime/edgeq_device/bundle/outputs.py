@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 import numpy as np
 
@@ -47,26 +47,43 @@ def _can_join(bundle: Bundle, name: str) -> bool:
 
 
 def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, force: bool) -> None:
-    """Write `outputs` as an .npz. Either the complete file appears, or no file.
+    """Write `outputs` as an .npz; see `save_file`."""
+    save_file(path, lambda draft: write_npz(draft, outputs), force=force)
+
+
+def check_replaceable(path: Path, *, force: bool) -> None:
+    """Refuse an output before the work for it begins.
 
     Raises:
-        OutputError: `path` exists (without `force`), is not a regular file (even with `force`), or cannot be written.
+        OutputError: `path` exists (without `force`), or is not a regular file (even with `force`).
     """
-    exists_error = OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
+    if os.path.lexists(path):
+        if not force:
+            raise _exists_error(path)
+        if not stat.S_ISREG(path.lstat().st_mode):  # a rename would replace a device or a link with a file
+            raise OutputError(f"{path} is not a regular file, so it is not replaced", "Choose another output")
+
+
+def save_file(path: Path, write: Callable[[Path], object], *, force: bool) -> None:
+    """Write a file with `write`, which takes a path. Either the complete file appears, or no file.
+
+    Raises:
+        OutputError: see `check_replaceable`; or `path` cannot be written.
+    """
     try:
-        if os.path.lexists(path):
-            if not force:
-                raise exists_error
-            if not stat.S_ISREG(path.lstat().st_mode):  # a rename would replace a device or a link with a file
-                raise OutputError(f"{path} is not a regular file, so it is not replaced", "Choose another output")
+        check_replaceable(path, force=force)
         # A draft first, so that a full disk leaves no half file.
         with make_draft(path) as draft:
-            write_npz(draft, outputs)
+            write(draft)
             if force:
                 draft.replace(path)
             else:
                 move_new(draft, path)
     except FileExistsError as error:  # another process was faster
-        raise exists_error from error
+        raise _exists_error(path) from error
     except OSError as error:
         raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another output") from error
+
+
+def _exists_error(path: Path) -> OutputError:
+    return OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
