@@ -18,6 +18,7 @@ from edgeq.bundle.write import write_bundle
 from edgeq.calibration.plan import quantizable_tensors
 from edgeq.calibration.ranges import Range, scheme_ranges
 from edgeq.calibration.table import write_tables
+from edgeq.measure.answer_task import judges_answers
 from edgeq.measure.checks import summarise
 from edgeq.measure.match_activations import match_activations
 from edgeq.model.digests import model_digest
@@ -28,7 +29,9 @@ from edgeq.prove.job import Built, Job
 from edgeq.prove.variants import ProvenVariant, alternative_spec, selftest_cases, variant_spec
 from edgeq.reporting.layers import layer_record, quantized_tensors, worst_tensors
 from edgeq.reporting.page import DEVICE_COMMANDS, make_record, report_files
-from edgeq.run.session import EngineFiles
+from edgeq.reporting.pictures import draw_pictures
+from edgeq.reporting.read import PicturePair
+from edgeq.run.session import EngineFiles, open_session
 from edgeq.util.records import plain
 
 
@@ -259,7 +262,12 @@ def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, A
     layers = layer_record(
         job.prepared.graph, artifact.proof_model, job.validation, artifact.proof_settings(), progress=job.progress
     )
-    return {"histograms": histograms, "layers": layers}
+    pictures: list[PicturePair] = []
+    if judges_answers(job.head):
+        with job.progress.stage("Drawing the answers that differ most"):
+            sessions = open_session(job.prepared.path), open_session(artifact.proof_model, artifact.proof_settings())
+            pictures = draw_pictures(job.head, job.validation, sessions)
+    return {"histograms": histograms, "layers": layers, "pictures": pictures}
 
 
 def _class_names(job: Job) -> Sequence[str]:

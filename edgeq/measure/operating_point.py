@@ -18,6 +18,8 @@ from edgeq.util.records import Count, Share, computed
 
 # With fewer objects, a half says too little about the other half.
 _ENOUGH = 200
+# Smaller differences of a recall or a threshold are not worth a sentence.
+_HALF_POINT = 0.005
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class OperatingPoint(Displayed):
     @computed
     def sentence(self) -> str:
         """Return a sentence for users; "" if the model finds as much as the float model."""
-        if self.recall >= self.float_recall - 0.005:
+        # A threshold helps only if it is lower.
+        if self.recall >= self.float_recall - _HALF_POINT or (self.lowered or 0.0) > self.threshold - _HALF_POINT:
             return ""
         lost = (
             f"at the threshold of {self.threshold:g}, int8 finds {self.recall:.1%} of the objects"

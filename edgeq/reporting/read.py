@@ -6,6 +6,7 @@ keys.
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,7 @@ class Metric:
 
 
 # Bounds on what an untrusted record makes the page draw.
+_MOST_PICTURES = 8
 _MOST_VARIANTS, _MOST_OUTPUTS, _MOST_METRICS = 40, 50, 20
 
 
@@ -68,6 +70,30 @@ class Repaired:
     """Hold a sentence on the repair of a poor result."""
 
     sentence: str = ""
+
+
+_URI = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/]{1,400000}={0,2}")
+
+
+@dataclass(frozen=True)
+class PicturePair:
+    """Hold one image with the answers of both models.
+
+    Attributes:
+        sample: name of the image.
+        figure: the primary figure of this image, from 0 to 1.
+        float32, int8: the drawings as data URIs of JPEG files.
+    """
+
+    sample: str = ""
+    figure: Finite = 0.0
+    float32: str = ""
+    int8: str = ""
+
+    @property
+    def safe(self) -> bool:
+        """Return whether both drawings are data URIs of JPEG files. A record may be untrusted."""
+        return all(_URI.fullmatch(uri) for uri in (self.float32, self.int8))
 
 
 @dataclass(frozen=True)
@@ -105,7 +131,13 @@ class VariantRecord:
     layers: LayersRecord | None = None
     kernels: Mapping[str, tuple[KernelTime, ...]] = field(default_factory=dict)
     histograms: tuple[TensorHistogram, ...] = ()
+    pictures: tuple[PicturePair, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def drawn_pictures(self) -> tuple[PicturePair, ...]:
+        """Return the pictures that are safe to show."""
+        return tuple(pair for pair in self.pictures[:_MOST_PICTURES] if pair.safe)
 
     @property
     def facts(self) -> Pairs:
