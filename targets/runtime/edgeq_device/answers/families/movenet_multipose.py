@@ -43,7 +43,9 @@ def fit(view: View) -> Optional[Fit]:
     if rows.shape[1] != _COLUMNS or len(rows) > _MOST_PEOPLE or not are_shares(rows):
         return None
     corners = (rows[:, -3:-1] >= rows[:, -5:-3]).all()
-    return Fit({"rows": name}) if corners and are_scores(rows[:, 2::3][:, :_COUNT]) and are_scores(rows[:, -1]) else None
+    return (
+        Fit({"rows": name}) if corners and are_scores(rows[:, 2::3][:, :_COUNT]) and are_scores(rows[:, -1]) else None
+    )
 
 
 FAMILY = Family(

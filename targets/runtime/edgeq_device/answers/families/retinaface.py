@@ -39,18 +39,14 @@ def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
     """Return the face of each prior."""
     priors = make_priors(size)
     values = {role: np.asarray(outputs[head.outputs[role]], np.float64) for role in _ROLES.values()}
-    locations, confidences, landmarks = (
-        values[role].reshape(len(priors), columns) for columns, role in _ROLES.items()
-    )
+    locations, confidences, landmarks = (values[role].reshape(len(priors), columns) for columns, role in _ROLES.items())
     centres, sides = priors[:, :2], priors[:, 2:]
     boxes = np.concatenate([centres + 0.1 * locations[:, :2] * sides, sides * np.exp(0.2 * locations[:, 2:])], axis=1)
     scores = confidences[:, 1]
     if head.parameters.get("scores") == "logits":
         scores = (1 + np.tanh((scores - confidences[:, 0]) / 2)) / 2
     points = np.tile(centres, 5) + 0.1 * landmarks * sides
-    return Objects(
-        to_corners(boxes), scores, np.zeros(len(scores), np.int64), keypoints=with_scores(points, scores)
-    )
+    return Objects(to_corners(boxes), scores, np.zeros(len(scores), np.int64), keypoints=with_scores(points, scores))
 
 
 def fit(view: View) -> Optional[Fit]:

@@ -43,7 +43,11 @@ def fit(view: View) -> Optional[Fit]:
         if x.ndim != 3 or y.ndim != 3 or len(x) != 1 or x.shape[:2] != y.shape[:2] or x.dtype.kind != "f":
             return None
         split = x.shape[2] / view.size[0]
-        if split not in _SPLITS or y.shape[2] != split * view.size[1] or (view.keypoints or x.shape[1:])[0] != x.shape[1]:
+        if (
+            split not in _SPLITS
+            or y.shape[2] != split * view.size[1]
+            or (view.keypoints or x.shape[1:])[0] != x.shape[1]
+        ):
             continue
         if view.forced or (x.shape[1] > 1 and are_peaks(x[0]) and are_peaks(y[0])):
             return Fit({"x": pair[0], "y": pair[1]})

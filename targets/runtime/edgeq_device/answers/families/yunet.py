@@ -27,9 +27,7 @@ def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
     scores = np.sqrt(np.clip(level["1"][:, 0], 0, 1) * np.clip(level["1b"][:, 0], 0, 1))
     boxes = np.concatenate([level["4"][:, :2] + cells, np.exp(level["4"][:, 2:])], axis=1) * strides
     points = (level["10"] + np.tile(cells, 5)) * strides
-    return Objects(
-        to_corners(boxes), scores, np.zeros(len(scores), np.int64), keypoints=with_scores(points, scores)
-    )
+    return Objects(to_corners(boxes), scores, np.zeros(len(scores), np.int64), keypoints=with_scores(points, scores))
 
 
 def fit(view: View) -> Optional[Fit]:
