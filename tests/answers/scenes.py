@@ -1,4 +1,4 @@
-"""Draw objects with keypoints in an image that was letterboxed, stretched or cropped, for round trips through decoders."""
+"""Draw objects with keypoints in an image that was letterboxed, stretched or cropped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_frame(kind: str, size: tuple[int, int], original: tuple[int, int] = (33
 
 
 def draw_objects(seed: int, count: int, points: int, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return boxes [count, 4] that do not overlap, and points [count, points, 2] within them, in pixels of the input."""
+    """Return boxes [count, 4] that do not overlap, and points [count, points, 2] within, in pixels of the input."""
     random = np.random.default_rng(seed)
     width = size[0] / count
     left = np.arange(count) * width + random.uniform(2, width / 4, count)
@@ -61,6 +61,6 @@ def check_objects(
         np.testing.assert_allclose(answer.keypoints[order, :, :2], frame.to_original(points), atol=within)
 
 
-def places() -> list[object]:
+def frame_cases() -> list[object]:
     """Return kinds of frames with seeds."""
     return [pytest.param(kind, seed, id=f"{kind}-{seed}") for kind in FRAMES for seed in range(3)]

@@ -9,11 +9,11 @@ from edgeq_device.answers.family import View, load_family
 from edgeq_device.errors import DataError
 from edgeq_device.prepare.frame import Frame
 
-from tests.answers.scenes import answer_of, draw_objects, make_frame, places
+from tests.answers.scenes import answer_of, draw_objects, frame_cases, make_frame
 
 SIZE = (640, 512)
 ORIGINAL = (933, 657)
-ROUND_TRIPS = pytest.mark.parametrize(("kind", "seed"), places())
+ROUND_TRIPS = pytest.mark.parametrize(("kind", "seed"), frame_cases())
 
 
 def draw_ellipses(boxes: np.ndarray, frame: Frame) -> np.ndarray:

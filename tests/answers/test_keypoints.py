@@ -8,10 +8,10 @@ from edgeq_device.answers.family import View, load_family
 from edgeq_device.answers.points import COCO_POINTS, lie_near
 from edgeq_device.errors import DataError
 
-from tests.answers.scenes import answer_of, check_objects, draw_objects, fit_only, make_frame, places
+from tests.answers.scenes import answer_of, check_objects, draw_objects, fit_only, frame_cases, make_frame
 
 SIZE = (320, 256)
-ROUND_TRIPS = pytest.mark.parametrize(("kind", "seed"), places())
+ROUND_TRIPS = pytest.mark.parametrize(("kind", "seed"), frame_cases())
 
 
 def encode_yolo(seed: int, count: int, points: int, classes: int, values: int = 3) -> tuple[np.ndarray, ...]:

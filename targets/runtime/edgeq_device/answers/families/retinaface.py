@@ -52,7 +52,7 @@ def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
 def fit(view: View) -> Optional[Fit]:
     """Accept outputs of 4, 2 and 10 columns with as many rows as the input's size has priors."""
     roles = {_ROLES.get(array.shape[-1] if array.ndim else 0, ""): name for name, array in view.outputs.items()}
-    if len(view.outputs) != 3 or set(roles) != set(_ROLES.values()) or view.classes not in (None, 1, 2):
+    if len(view.outputs) != 3 or set(roles) != set(_ROLES.values()) or not all(view.size):
         return None
     shape = (len(make_priors(view.size)),)
     for name in roles.values():

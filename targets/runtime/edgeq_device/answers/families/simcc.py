@@ -2,9 +2,9 @@
 
     x [1, K, s W], y [1, K, s H], where the model's input is W x H, and s is often 2
 
-A keypoint is at the highest value of its rows, divided by s, in pixels of the model's input. Its score is the smaller of
-both values. These models expect one person cut out of an image: here, the model's whole input is the person's box. Other
-keypoints than COCO's 17 have no names. Source: open-mmlab/mmpose, codecs/utils/post_processing.py, get_simcc_maximum.
+A keypoint is at the highest value of its rows, divided by s, in pixels of the model's input. Its score is the smaller
+of both values. These models expect one person cut out of an image: here, the model's whole input is the person's box.
+Other keypoints than COCO's 17 have no names. Source: open-mmlab/mmpose, codecs/utils/post_processing.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """YOLO models with keypoints whose objects the graph has selected: YOLO26, and exports with suppression inside.
 
-    rows [1, N, 6 + v K]: left, top, right, bottom, score, class, then x, y and (if v is 3) the visibility of K keypoints
+    rows [1, N, 6 + v K]: left, top, right, bottom, score, class, then x, y and (if v is 3) visibility of K keypoints
 
 Rows that fill up have low scores or are zero. Positions are in pixels of the model's input, or shares of its size.
 Source: Ultralytics, engine/exporter.py, class NMSModel.
@@ -17,6 +17,7 @@ from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects
 from edgeq_device.answers.points import COCO_POINTS, lie_near, read_points
+from edgeq_device.answers.rows import are_numbers, list_objects
 
 
 def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
@@ -24,10 +25,10 @@ def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
     rows, unit = np.asarray(outputs[head.outputs["rows"]], np.float64), head.parameters.get("unit", "pixel")
     if rows.ndim != 3 or len(rows) != 1 or rows.shape[2] < 8:
         raise ValueError("the rows are not [1, N, 6 + 3 K]")
-    rows = rows[0][np.isfinite(rows[0]).all(axis=1)]
+    rows = rows[0]
     points = read_points(rows[:, 6:], int(head.parameters["keypoints"]), unit, size)
     boxes = to_pixels(rows[:, :4], unit, size)
-    return Objects(boxes, rows[:, 4], rows[:, 5].astype(np.int64), keypoints=points)
+    return list_objects(boxes, rows[:, 4], rows[:, 5], head.parameters, keypoints=points)
 
 
 def fit(view: View) -> Optional[Fit]:
@@ -42,7 +43,7 @@ def fit(view: View) -> Optional[Fit]:
     points = rows[:, 6:].reshape(len(rows), count, values)
     if not view.forced:
         classes = rows[:, 5]
-        if not are_scores(rows[:, 4]) or classes.min() < 0 or (classes != np.round(classes)).any():
+        if not are_scores(rows[:, 4]) or not are_numbers(classes):
             return None
         if (view.classes or np.inf) <= classes.max() or (values == 3 and not are_scores(points[..., 2])):
             return None
