@@ -60,9 +60,10 @@ def candidates(task: str | None = None) -> list[str]:
     These are the preprocessings that users registered and the shipped ones. Older names of shipped preprocessings are
     left out. With `task`, names that only other tasks use are left out, and names that only this task uses come first.
     """
-    # A preprocessing without tasks is for any task, so it counts as one for the task that was asked for.
+    # A preprocessing without `tasks` is for any task, so it counts as one for the task that was asked for. One with
+    # an empty list is for none: the family of a head names it.
     tasks_by_name = {name: spec.get("tasks", [task]) for name, spec in _load_table().items() if "legacy" not in spec}
-    fitting = [name for name, tasks in tasks_by_name.items() if task in (None, *tasks)]
+    fitting = [name for name, tasks in tasks_by_name.items() if tasks and task in (None, *tasks)]
     return [*sorted(_REGISTERED), *sorted(fitting, key=lambda name: task is None or "tasks" not in _load_table()[name])]
 
 

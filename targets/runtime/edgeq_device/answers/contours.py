@@ -11,7 +11,8 @@ _AROUND = ((0, -1), (-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1))
 
 
 def trace(mask: Any) -> Any:
-    """Return the outline of the mask's largest region, float64 [P, 2] as x, y of pixel centres, clockwise.
+    """Return the outline of the mask's largest region, float64 [P, 2] as x, y, clockwise. It passes through the pixels
+    of the region's edge, and a pixel's position is its column and row.
 
     Corners between which the outline is straight are left out. An empty mask gives an empty polygon. The outline is
     followed by Moore's neighbour tracing (G. Toussaint, "Grids, Connectivity and Contour Tracing").

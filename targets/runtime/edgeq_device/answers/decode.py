@@ -49,7 +49,10 @@ def decode(
             f"head {head.family} does not fit the outputs {shapes} ({error})", "Read the outputs themselves (--raw)"
         ) from error
     size = None if frame is NO_IMAGE else frame.original
-    return replace(answer, labels=head.labels, keypoint_names=head.keypoint_names, image_size=size)
+    names = head.keypoint_names or family.keypoint_names
+    # Names that do not match one to one would name the wrong points.
+    names = names if answer.keypoints is not None and answer.keypoints.shape[1] == len(names) else ()
+    return replace(answer, labels=head.labels, keypoint_names=names, image_size=size)
 
 
 def _decode_objects(outputs: Mapping[str, Any], head: Head, frame: Frame, family: Family) -> Answer:

@@ -28,6 +28,8 @@ class View:
         classes: number of classes, if labels or metadata state it.
         keypoints: (number of keypoints, values for each), if metadata states it.
         hints: further facts that a file states about the model, such as {"boxes": "corners"}.
+        inputs: names of the model's inputs.
+        forced: whether the user has named the family. The shapes of the outputs suffice then.
     """
 
     outputs: Outputs
@@ -35,6 +37,8 @@ class View:
     classes: Optional[int] = None
     keypoints: Optional[Tuple[int, int]] = None
     hints: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Tuple[str, ...] = ()
+    forced: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,9 @@ class Family:
         masks: returns the masks bool [N, H, W] of the objects that are left, in the size of the stored image; None if
             the family has no masks. Masks are made last, because few candidates are left then.
         thresholds: the default thresholds. Without "iou", nothing is suppressed.
+        keypoint_names: names of the keypoints where no file states them, for heads with as many keypoints.
         preprocess: name of the preprocessing that models of this family are trained with; "" if there are several.
         rotated: whether suppression compares rotated boxes.
-        own_scores: whether `fit` is so strict that it needs no other fact about the model.
     """
 
     name: str
@@ -77,6 +81,7 @@ class Family:
     candidates: Optional[Callable[[Outputs, Head, Tuple[int, int]], Objects]] = None
     masks: Optional[Callable[[Outputs, Head, Objects, Frame], Any]] = None
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    keypoint_names: Tuple[str, ...] = ()
     preprocess: str = ""
     rotated: bool = False
 

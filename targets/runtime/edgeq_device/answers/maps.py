@@ -47,12 +47,13 @@ def masks_to_original(values: Any, boxes: Any, frame: Frame) -> Any:
     """Return masks bool [N, H, W] in the size of the stored image, where `values` [N, h, w] exceed 0 inside the boxes.
 
     Args:
-        boxes: [N, 4] in pixels of the model's input. A mask ends at its box.
+        boxes: [N, 4] in pixels of the model's input. A mask ends at its box, and where a crop cut the image.
     """
     width, height = frame.original
     masks = np.zeros((len(values), height, width), bool)
     rows, columns = values.shape[-2:]
     x, y = _positions(frame)
+    boxes = np.clip(boxes, 0, np.tile(frame.size, 2))
     for mask, value, (x1, y1, x2, y2) in zip(masks, values, boxes):
         # Only the pixels inside the box are computed.
         inside_x, inside_y = np.nonzero((x >= x1) & (x < x2))[0], np.nonzero((y >= y1) & (y < y2))[0]
@@ -61,6 +62,33 @@ def masks_to_original(values: Any, boxes: Any, frame: Frame) -> Any:
         at_x = x[inside_x] * columns / frame.size[0] - 0.5
         at_y = y[inside_y] * rows / frame.size[1] - 0.5
         mask[inside_y[0] : inside_y[-1] + 1, inside_x[0] : inside_x[-1] + 1] = sample_bilinear(value, at_x, at_y) > 0
+    return masks
+
+
+def paste_masks(values: Any, boxes: Any, frame: Frame, threshold: float = 0.5) -> Any:
+    """Return masks bool [N, H, W] in the size of the stored image, where `values` [N, h, w] exceed the threshold. Each
+    map of values covers its box, as in Mask R-CNN.
+
+    Values outside the box are 0, so they fall towards its edge. Sources: MMDetection, mask_heads/fcn_mask_head.py,
+    _do_paste_mask; torchvision, models/detection/roi_heads.py, paste_masks_in_image.
+
+    Args:
+        boxes: [N, 4] in pixels of the model's input.
+        threshold: above 0.
+    """
+    width, height = frame.original
+    masks = np.zeros((len(values), height, width), bool)
+    padded = np.pad(np.asarray(values, np.float64), ((0, 0), (1, 1), (1, 1)))
+    rows, columns = np.shape(values)[-2:]
+    x, y = _positions(frame)
+    for mask, value, (x1, y1, x2, y2) in zip(masks, padded, np.asarray(boxes, np.float64)):
+        if not (x2 > x1 and y2 > y1):
+            continue
+        at_x, at_y = (x - x1) / (x2 - x1) * columns + 0.5, (y - y1) / (y2 - y1) * rows + 0.5
+        # The zeros around the values are at 0 and at the number of values plus 1.
+        inside_x = np.nonzero((at_x > 0) & (at_x < columns + 1))[0]
+        inside_y = np.nonzero((at_y > 0) & (at_y < rows + 1))[0]
+        mask[np.ix_(inside_y, inside_x)] = sample_bilinear(value, at_x[inside_x], at_y[inside_y]) > threshold
     return masks
 
 
