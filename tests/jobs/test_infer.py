@@ -43,7 +43,7 @@ def test_a_model_of_two_images_answers_one(workspace: Workspace) -> None:
     assert ran.out.splitlines()[:1] == ["1 0.90  40 60 120 100"], ran.err
 
 
-def test_what_the_file_states_needs_no_option(workspace: Workspace) -> None:
+def test_facts_of_the_file_need_no_option(workspace: Workspace) -> None:
     names = {"names": "{0: 'cat', 1: 'person'}", "task": "detect", "imgsz": "[8, 8]", "stride": "4"}
     detector(workspace.path / "net.onnx", metadata={**names, "description": "Ultralytics YOLO", "batch": "1"})
     ran = workspace.run("infer", "net.onnx", "photos/a.png", "--json", "--threshold", "0.5")
