@@ -110,11 +110,15 @@ def find_head(
 
 def make_view(session: Session, signature: Signature, sample: Sample, facts: ModelFacts) -> View:
     """Return what is known about a model: its outputs for one sample, its input's size, and the stated facts."""
-    frame = find_frame(sample.context)
+    # A model for several images at a time is judged by its first one, as the runner answers with it.
+    contexts = sample.context.get("rows") or (sample.context,)
+    frame = find_frame(contexts[0])
     spec = signature.inputs[0]
+    rows = spec.shape[0] if spec.shape and isinstance(spec.shape[0], int) else 1
+    outputs = infer(session, sample)
     size = frame.size if frame is not None else model_size(spec) or (0, 0)
     return View(
-        outputs=infer(session, sample),
+        outputs={name: array[:1] if rows > 1 and len(array) == rows else array for name, array in outputs.items()},
         size=size,
         classes=len(facts.labels.value) if facts.labels is not None else None,
         keypoints=facts.keypoints.value if facts.keypoints is not None else None,

@@ -39,8 +39,10 @@ class Predictor:
         head: how the outputs become answers; None if their meaning is unknown.
     """
 
-    def __init__(self, session: Any, head: Optional[Head] = None, labels: Tuple[str, ...] = ()) -> None:
-        self.session, self.head, self.labels = session, head, labels
+    def __init__(
+        self, session: Any, head: Optional[Head] = None, labels: Tuple[str, ...] = (), preprocessing: Any = None
+    ) -> None:
+        self.session, self.head, self.labels, self._record = session, head, labels, preprocessing
         self._specs = {spec.name: spec for spec in session.get_inputs()}
         self.inputs = tuple(self._specs)
         self.outputs = tuple(spec.name for spec in session.get_outputs())
@@ -102,8 +104,19 @@ class Predictor:
         return self._prepare(x)[0]
 
     def _prepare(self, x: Any) -> Tuple[Dict[str, Any], Optional[Frame]]:
-        """Return the model's inputs for an image or raw array, and the frame of the image."""
-        raise NotImplementedError
+        if not isinstance(self._record, Mapping):
+            raise BundleError("the bundle does not record how its inputs are prepared", "Give tensors by input name")
+        source = self._record.get("source")
+        named = source.get("input") if isinstance(source, Mapping) else None
+        name = str(named) if named in self._specs else self.inputs[0]
+        if len(self.inputs) > 1:
+            raise DataError(
+                f"the model has several inputs: {', '.join(self.inputs)}", "Give a mapping of all inputs by name"
+            )
+        spec = self._specs[name]
+        array, frame = Prepare(self._record, spec.shape).prepare(x)
+        dtype = DTYPES.get(spec.type)
+        return {name: array if dtype is None else array.astype(dtype, copy=False)}, frame
 
     def top(self, outputs: Mapping[str, Any], count: int = 5) -> List[Tuple[str, float]]:
         """Return the classes with the highest scores of one sample, best first. Each entry contains the class's label
@@ -149,25 +162,8 @@ class Model(Predictor):
         best = open_best(bundle, read_device(), name=variant, threads=threads)
         self.variant, self.why, self.passed_over = best.choice.variant.name, best.choice.why, best.passed_over
         info, labels = best.choice.variant.info, read_labels(bundle)
-        self._record = info.get("preprocessing")
-        super().__init__(
-            best.session, parse_head(info["head"], labels) if info.get("head") is not None else None, labels
-        )
-
-    def _prepare(self, x: Any) -> Tuple[Dict[str, Any], Optional[Frame]]:
-        if not isinstance(self._record, Mapping):
-            raise BundleError("the bundle does not record how its inputs are prepared", "Give tensors by input name")
-        source = self._record.get("source")
-        named = source.get("input") if isinstance(source, Mapping) else None
-        name = str(named) if named in self._specs else self.inputs[0]
-        if len(self.inputs) > 1:
-            raise DataError(
-                f"the model has several inputs: {', '.join(self.inputs)}", "Give a mapping of all inputs by name"
-            )
-        spec = self._specs[name]
-        array, frame = Prepare(self._record, spec.shape).prepare(x)
-        dtype = DTYPES.get(spec.type)
-        return {name: array if dtype is None else array.astype(dtype, copy=False)}, frame
+        head = parse_head(info["head"], labels) if info.get("head") is not None else None
+        super().__init__(best.session, head, labels, info.get("preprocessing"))
 
     def close(self) -> None:
         """End the session and remove the bundle's temporary files."""

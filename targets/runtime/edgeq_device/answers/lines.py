@@ -26,7 +26,7 @@ def describe(answer: Answer) -> List[str]:
 
 def describe_map(answer: Answer) -> Iterator[Tuple[Optional[int], str]]:
     """Yield the class number, or None, and the description of each part of the answer's map, the largest first."""
-    values = answer.map
+    values: Any = answer.map
     height, width = values.shape[:2]
     if values.ndim == 3:
         yield None, f"image {width}x{height}"
