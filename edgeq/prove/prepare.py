@@ -18,13 +18,15 @@ from edgeq.calibration.hazards import with_hazards
 from edgeq.calibration.plan import quantizable_tensors
 from edgeq.calibration.ranges import Range
 from edgeq.calibration.statistics import UNIT, Statistics
+from edgeq.data.labels import Labels
 from edgeq.data.open_source import Data, has_parts, in_role
 from edgeq.data.parts import find_shared_files
-from edgeq.data.preprocess import Preprocess, load_preprocess
+from edgeq.data.preprocess import Preprocess
 from edgeq.data.same_preparation import Figures, InputFigures, find_differences, measure_inputs, warn_of_unlike_images
 from edgeq.data.samples import Samples, SourceSamples, select_samples
 from edgeq.describe.facts import Fact, ModelFacts
-from edgeq.describe.read import read_facts
+from edgeq.describe.read import open_exported, read_facts
+from edgeq.describe.readers.extensions import describe_extensions
 from edgeq.distributed.workers import Workers
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
@@ -76,6 +78,9 @@ def prepare(
     model, data, validation, progress = request.model, request.data, request.val, request.progress
     if data is None and validation is None:
         raise UsageError("there are no samples to prove the result on", "Give ⟨data⟩ or ⟨val⟩")
+    exported = open_exported(model)
+    if exported.extensions:
+        raise ModelError(describe_extensions(exported))
     # A model that is already quantized keeps its own scales, because its weights were trained or rounded for them.
     adopted: Mapping[str, Range] = {}
     if adopting and is_quantized(read_model(model)):
@@ -102,10 +107,9 @@ def prepare(
     validation = in_role(validation, "validation") if validation is not None else None
     # The model is opened only if a task or a preprocessing must be found by running it, and then only once.
     session = functools.cache(lambda: open_session(prepared.path))
-    facts = read_facts(prepared.model.metadata_props, model)
+    facts = read_facts(exported)
     for note in facts.notes:
         progress.note(note)
-    stated = load_preprocess(facts.preprocess.value) if facts.preprocess is not None else None
     task = request.task
     if task is None and validation is not None:
         task = find_detection(validation, prepared.signature, session(), progress)
@@ -113,8 +117,8 @@ def prepare(
     assert proof_data is not None
 
     def open_data(data: Data, preprocess: Preprocess | None = None) -> Samples:
-        """Open samples. If no preprocessing is named for images, use `preprocess` or else the preprocessing that gives
-        the best accuracy on the labels.
+        """Open samples. If none is named for images, use the preprocessing `preprocess`, or else what
+        `open_or_search` finds.
         """
         samples = open_or_search(
             data,
@@ -122,7 +126,8 @@ def prepare(
             session=session,
             labelled_data=proof_data,
             task=task,
-            fallback=preprocess or stated,
+            fallback=preprocess,
+            facts=facts,
             model=model,
             progress=progress,
         )
@@ -148,7 +153,8 @@ def prepare(
     if not adopted:
         with progress.stage("Checking the preparation"):
             prepared = check_preparation(prepared, proof_samples)
-    facts, sample = _with_labels(facts, proof_samples), next(iter(proof_samples))
+    named = any(isinstance(d.labels, Labels) and d.labels.classes is not None for d in (data, validation) if d)
+    facts, sample = _with_labels(facts, proof_samples, named=named), next(iter(proof_samples))
     head = find_head(session(), prepared.signature, sample, facts, request.head, progress)
     if task is None and validation is not None:
         task = find_classification(proof_samples, session(), progress)
@@ -176,12 +182,14 @@ def prepare(
     return _doubted(job, doubts)
 
 
-def _with_labels(facts: ModelFacts, samples: Samples) -> ModelFacts:
-    """Return the facts with the names of the classes that the samples' labels give, if no file states any."""
+def _with_labels(facts: ModelFacts, samples: Samples, *, named: bool) -> ModelFacts:
+    """Return the facts with the names of the classes that the samples' labels give, if no file states any, or if the
+    user has `named` them.
+    """
     names = tuple(getattr(samples, "score_names", ()))
-    if facts.labels is not None or not any(names):
+    if not any(names) or (facts.labels is not None and not named):
         return facts
-    return replace(facts, labels=Fact(names, "the labels of the samples"))
+    return replace(facts, labels=Fact(names, "⟨classes⟩" if named else "the labels of the samples", assumed=not named))
 
 
 def _input_doubts(calibration: Samples | None, proof: Samples) -> tuple[str, ...]:
