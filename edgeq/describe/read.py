@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
 from edgeq.data.axes import model_size
 from edgeq.describe.facts import Exported, ModelFacts, Reader, merge
+from edgeq.describe.readers.extensions import describe_extensions
+from edgeq.errors import ModelError
 from edgeq.model.load import load_model, signature_of
+from edgeq.signature import Signature
 from edgeq.util.registry import READERS, Registry
 
 REGISTRY: Registry[Reader] = Registry(READERS, lambda entry: isinstance(entry, Reader), "edgeq.describe.facts.Reader")
@@ -48,18 +52,30 @@ def open_exported(path: Path) -> Exported:
     if path.suffix.lower() != ".onnx" or not path.is_file():
         return Exported(path=path)
     model = load_model(path, external_data="none")
-    signature = signature_of(model, path)
-    image = next((spec for spec in signature.inputs if len(spec.shape or ()) == 4), None)
+    exported = list_exported(
+        {entry.key: entry.value for entry in model.metadata_props}, signature_of(model, path), path
+    )
     nodes = model.graph.node
     extensions = tuple(sorted({node.op_type for node in nodes if node.domain == _EXTENSIONS}))
-    return Exported(
-        {entry.key: entry.value for entry in model.metadata_props},
-        path,
-        tuple(spec.name for spec in signature.outputs),
-        model_size(image) if image is not None else None,
-        extensions,
-        _find_inner(nodes) if extensions else None,
-    )
+    return replace(exported, extensions=extensions, inner=_find_inner(nodes)) if extensions else exported
+
+
+def list_exported(metadata: Mapping[str, str], signature: Signature, path: Path) -> Exported:
+    """Return what readers need of a model that is already open and has no operators of onnxruntime-extensions."""
+    image = next((spec for spec in signature.inputs if len(spec.shape or ()) == 4), None)
+    outputs = tuple(spec.name for spec in signature.outputs)
+    return Exported(dict(metadata), path, outputs, model_size(image) if image is not None else None)
+
+
+def explain_extensions(path: Path, error: ModelError) -> ModelError:
+    """Return a better error for a model that edgeq refused because it has operators of onnxruntime-extensions, or
+    `error` itself for another model.
+    """
+    try:
+        exported = open_exported(path)
+    except ModelError:  # The error at hand says what is wrong.
+        return error
+    return ModelError(describe_extensions(exported)) if exported.extensions else error
 
 
 def _find_inner(nodes: Iterable[onnx.NodeProto]) -> tuple[str, str] | None:

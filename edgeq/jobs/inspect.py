@@ -12,8 +12,8 @@ import numpy as np
 from edgeq.backends.base import backend_for
 from edgeq.data.sample import Sample
 from edgeq.describe.facts import Fact, ModelFacts
-from edgeq.describe.read import describe_file
-from edgeq.errors import EdgeqError
+from edgeq.describe.read import describe_file, explain_extensions
+from edgeq.errors import EdgeqError, ModelError
 from edgeq.hardware.target import AUTO, as_targets, resolve
 from edgeq.measure.find_head import fit_families, make_view
 from edgeq.model.inspect import ModelReport, inspect_model
@@ -49,7 +49,10 @@ def inspect(
     rows = [(target.name, target.backend, target.profile.scheme) for target in resolved]
     refusals = {target.name: backend_for(target).refusals for target in resolved}
     path = path_of(model)
-    report = inspect_model(path, rows, refusals=refusals, shapes=shapes, progress=progress)
+    try:
+        report = inspect_model(path, rows, refusals=refusals, shapes=shapes, progress=progress)
+    except ModelError as error:
+        raise explain_extensions(path, error) from error.__cause__
     facts = describe_file(path)
     head, note = _guess_head(path, report, facts)
     stated = {name: {"value": _shorten(fact), "source": fact.source} for name, fact in facts.stated.items()}

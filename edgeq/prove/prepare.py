@@ -25,8 +25,7 @@ from edgeq.data.preprocess import Preprocess
 from edgeq.data.same_preparation import Figures, InputFigures, find_differences, measure_inputs, warn_of_unlike_images
 from edgeq.data.samples import Samples, SourceSamples, select_samples
 from edgeq.describe.facts import Fact, ModelFacts
-from edgeq.describe.read import open_exported, read_facts
-from edgeq.describe.readers.extensions import describe_extensions
+from edgeq.describe.read import explain_extensions, list_exported, read_facts
 from edgeq.distributed.workers import Workers
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
@@ -78,9 +77,6 @@ def prepare(
     model, data, validation, progress = request.model, request.data, request.val, request.progress
     if data is None and validation is None:
         raise UsageError("there are no samples to prove the result on", "Give ⟨data⟩ or ⟨val⟩")
-    exported = open_exported(model)
-    if exported.extensions:
-        raise ModelError(describe_extensions(exported))
     # A model that is already quantized keeps its own scales, because its weights were trained or rounded for them.
     adopted: Mapping[str, Range] = {}
     if adopting and is_quantized(read_model(model)):
@@ -89,7 +85,10 @@ def prepare(
         prepared = prepare_model(adoption.model, workdir, fix=request.fix, progress=progress)
         prepared = replace(prepared, source=model, notes=(*prepared.notes, *adoption.notes))
     else:
-        prepared = prepare_model(model, workdir, fix=request.fix, progress=progress)
+        try:
+            prepared = prepare_model(model, workdir, fix=request.fix, progress=progress)
+        except ModelError as error:
+            raise explain_extensions(model, error) from error.__cause__
     if not prepared.signature.inputs:
         raise ModelError(f"{model} has no inputs", "Give a model whose inputs are not constants")
     if static and not quantizable_tensors(prepared.graph):
@@ -107,7 +106,7 @@ def prepare(
     validation = in_role(validation, "validation") if validation is not None else None
     # The model is opened only if a task or a preprocessing must be found by running it, and then only once.
     session = functools.cache(lambda: open_session(prepared.path))
-    facts = read_facts(exported)
+    facts = read_facts(list_exported(prepared.model.metadata_props, prepared.signature, model))
     for note in facts.notes:
         progress.note(note)
     task = request.task
