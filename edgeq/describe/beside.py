@@ -59,17 +59,23 @@ def find_yaml(path: Path, *marks: str) -> dict[str, Any] | None:
     Raises:
         DataError: the file has the writer's mark, but is damaged.
     """
-    return _parse(path, marks, lambda text: yaml.load(text, _Loader))
+    return _parse(path, marks, _load_yaml)
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Load plain values, without the references by which a small file becomes a huge value."""
+# libyaml is a hundred times faster, but not every platform's package has it.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse a reference."""
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.YAMLError("it has references")
-        return super().compose_node(parent, index)
+
+def _load_yaml(text: str) -> Any:
+    """Return plain values. A reference, by which a small text becomes a huge value, and deep nesting are refused
+    first, because a loader follows both.
+    """
+    depth = 0
+    for event in yaml.parse(text, _LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST or isinstance(event, yaml.AliasEvent):
+            raise ValueError("it has references, or is nested too deeply")
+    return yaml.load(text, _LOADER)
 
 
 def _parse(path: Path, marks: Sequence[str], parse: Callable[[str], Any]) -> dict[str, Any] | None:

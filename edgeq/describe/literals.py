@@ -45,8 +45,6 @@ def parse_literal(text: str, subject: str) -> Any:
 
 
 def _value(node: ast.expr, subject: str, depth: int) -> Any:
-    if depth > _DEEPEST:
-        raise DataError(f"{subject} is nested too deeply")
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
         if isinstance(node.value, int) and node.value > _LARGEST:
             raise DataError(f"{subject} contains a number of too many digits")
@@ -55,6 +53,8 @@ def _value(node: ast.expr, subject: str, depth: int) -> Any:
         operand = _value(node.operand, subject, depth + 1)
         if isinstance(operand, int | float) and not isinstance(operand, bool):
             return -operand
+    if depth == _DEEPEST:
+        raise DataError(f"{subject} is nested too deeply, or contains {type(node).__name__}")
     if isinstance(node, ast.List | ast.Tuple):
         items = [_value(item, subject, depth + 1) for item in node.elts]
         return items if isinstance(node, ast.List) else tuple(items)
