@@ -138,7 +138,8 @@ def _without_assumed_labels(view: View, facts: ModelFacts) -> tuple[ModelFacts, 
 
 
 def _refuse_contradiction(view: View, facts: ModelFacts) -> None:
-    """Refuse outputs that do not fit what files state. Without a stated task, outputs of no family contradict nothing.
+    """Refuse outputs that do not fit what files state. Without a stated task, or with one that no family has, outputs of
+    no family contradict nothing.
 
     Raises:
         UsageError: the message names what the file states, the shapes, and what would fit.
@@ -154,7 +155,7 @@ def _refuse_contradiction(view: View, facts: ModelFacts) -> None:
             "Give the right names with ⟨classes⟩, or choose the ⟨head⟩",
         )
     stated = facts.families or facts.task
-    if stated is None:
+    if stated is None or (facts.task is not None and facts.task.value not in {f.task for f in all_families()}):
         return
     value = stated.value if isinstance(stated.value, str) else " or ".join(stated.value)
     others = fit_families(view, replace(facts, families=None, task=None))

@@ -182,7 +182,7 @@ def test_reads_the_flat_table_of_old_timm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"crop_pct": 0}, {"crop_pct": 1e-9}, {"interpolation": "random"}, {"crop_mode": "border"}, {"std": [0, 1]}],
+    [{"crop_pct": 2}, {"crop_pct": 1e-9}, {"interpolation": "random"}, {"crop_mode": "border"}, {"std": [0, 1]}],
 )
 def test_timm_without_a_matching_step_is_refused_when_used(tmp_path: Path, changes: dict[str, Any]) -> None:
     config = {"crop_pct": 0.9, **TIMM["pretrained_cfg"], **changes}  # type: ignore[dict-item]
