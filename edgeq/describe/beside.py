@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ _LARGEST = 4 << 20
 _DEEPEST = 16
 _MOST_ITEMS = 1 << 20
 _MOST_NAMES = 1 << 17
+_LARGEST_NUMBER = 1 << 128
 _LONGEST_NAME = 1000
 
 
@@ -82,7 +84,7 @@ def _parse(path: Path, marks: Sequence[str], parse: Callable[[str], Any]) -> dic
     text = find_text(path, marks)
     if text is None:
         return None
-    problem = "is not a table of keys and values"
+    problem = "is not a table of keys and values, or is nested too deeply"
     try:
         value = parse(text)
         if isinstance(value, dict) and _is_bounded(value):
@@ -94,18 +96,19 @@ def _parse(path: Path, marks: Sequence[str], parse: Callable[[str], Any]) -> dic
 
 
 def _is_bounded(value: Any) -> bool:
-    """Return whether a value has few levels and few items."""
+    """Return whether a value has few levels, few items, and no number of more digits than can be shown."""
     level, count = [value], 0
     for _ in range(_DEEPEST):
-        level = [
-            item
-            for parent in level
-            for item in (parent.values() if isinstance(parent, dict) else parent if isinstance(parent, list) else ())
-        ]
+        tables = [item for item in level if isinstance(item, dict)]
+        lists = [item for item in level if isinstance(item, list)]
+        level = [item for parent in [*(table.values() for table in tables), *lists] for item in parent]
         count += len(level)
-        if not level or count > _MOST_ITEMS:
-            break
-    return not level
+        numbers = (item for group in (level, *tables) for item in group if isinstance(item, int))
+        if any(abs(number) > _LARGEST_NUMBER for number in numbers) or count > _MOST_ITEMS:
+            return False
+        if not level:
+            return True
+    return False
 
 
 def is_number(value: Any) -> bool:
@@ -132,7 +135,7 @@ def read_names(value: Any, subject: str) -> tuple[str, ...]:
         DataError: the value is something else, or has too many or too long names.
     """
     if isinstance(value, dict):
-        numbered = {int(key): name for key, name in value.items() if str(key).isascii() and str(key).isdigit()}
+        numbered = {int(key): name for key, name in value.items() if re.fullmatch(r"[0-9]{1,9}", str(key))}
         if len(numbered) != len(value) or sorted(numbered) != list(range(len(value))):
             raise DataError(f"{subject} does not number its names from 0", "Correct it, or give ⟨classes⟩")
         value = [numbered[number] for number in range(len(numbered))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from edgeq.describe.beside import read_numbers
@@ -13,8 +14,8 @@ Step = Mapping[str, Any]
 PILLOW = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's number of a filter → its name."""
 
-OPENCV = {0: "nearest", 1: "bilinear", 2: "bicubic", 3: "box", 4: "lanczos"}
-"""OpenCV's number of an interpolation → the filter that comes closest to it."""
+# OpenCV's number of an interpolation, and its place in this list, which names the filter that comes closest to it.
+_OPENCV = ("nearest", "bilinear", "bicubic", "box", "lanczos")
 
 
 def write_recipe(
@@ -58,6 +59,19 @@ def read_size(value: Any, subject: str) -> tuple[int, int]:
     if len(sides) > 2 or not all(side == int(side) and 1 <= side <= 65536 for side in sides):
         raise DataError(f"{subject} is {str(value)[:60]}, not a size", "Correct the file, or give ⟨preprocess⟩")
     return int(sides[-1]), int(sides[0])
+
+
+def read_filter(value: Any, path: Path) -> str:
+    """Return the filter that OpenCV's number or name of an interpolation stands for.
+
+    Raises:
+        DataError: the value is something else.
+    """
+    if type(value) is int and 0 <= value < len(_OPENCV):
+        return _OPENCV[value]
+    if value in _OPENCV:
+        return str(value)
+    raise DataError(f"{path}: {str(value)[:60]!r} is no interpolation", "Give ⟨preprocess⟩")
 
 
 def resize(size: tuple[int, int], rule: str = "exact", filter: str = "bilinear", rounding: str = "floor") -> Step:

@@ -138,8 +138,8 @@ def _without_assumed_labels(view: View, facts: ModelFacts) -> tuple[ModelFacts, 
 
 
 def _refuse_contradiction(view: View, facts: ModelFacts) -> None:
-    """Refuse outputs that do not fit what files state. Without a stated task, or with one that no family has, outputs of
-    no family contradict nothing.
+    """Refuse outputs that do not fit what files state. Outputs of no family contradict nothing if no task is stated, or
+    one that no family has.
 
     Raises:
         UsageError: the message names what the file states, the shapes, and what would fit.

@@ -119,7 +119,7 @@ def _with_alphabet(facts: ModelFacts, folders: list[Path]) -> ModelFacts:
     tokenizer_path, tokenizer = _find(folders, "tokenizer_config.json", "pad_token", "word_delimiter_token")
     pad = tokenizer.get("pad_token", "<pad>")
     pad = pad.get("content") if isinstance(pad, dict) else pad
-    order = read_names({number: symbol for symbol, number in symbols.items()}, str(path))
+    order = read_names({str(number): symbol for symbol, number in symbols.items()}, str(path))
     space = tokenizer.get("word_delimiter_token", "|")
     blank = symbols.get(pad) if isinstance(pad, str) else None
     names = tuple(" " if name == space else name for number, name in enumerate(order) if number != blank)

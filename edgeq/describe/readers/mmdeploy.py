@@ -65,7 +65,7 @@ def _write(transforms: list[Any], path: Path, exported: Exported) -> dict[str, A
     order, mean, deviation = "BGR", list[float](), list[float]()
     for transform in transforms:
         settings = transform if isinstance(transform, dict) else {}
-        kind = settings.get("type")
+        kind = str(settings.get("type"))
         if kind == "Resize":
             geometry.append(_resize(settings, path))
         elif kind == "CenterCrop":
@@ -76,7 +76,7 @@ def _write(transforms: list[Any], path: Path, exported: Exported) -> dict[str, A
             mean, deviation = (read_numbers(settings.get(key), f"{key} in {path}") for key in ("mean", "std"))
             order = "RGB" if settings.get("to_rgb", True) else "BGR"
         elif kind not in _IDLE:
-            raise DataError(f"{path}: edgeq has no step for {str(kind)[:60]}", "Give ⟨preprocess⟩")
+            raise DataError(f"{path}: edgeq has no step for {kind[:60]}", "Give ⟨preprocess⟩")
     return write_recipe(f"MMDeploy in {path.name}", geometry, order=order, mean=mean, deviation=deviation)
 
 

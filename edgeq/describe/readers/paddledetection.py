@@ -11,7 +11,7 @@ from typing import Any
 
 from edgeq.describe.beside import check_names, find_yaml, is_number, read_numbers
 from edgeq.describe.facts import Exported, Fact, ModelFacts, Reader
-from edgeq.describe.recipes import OPENCV, Step, read_size, resize, write_recipe
+from edgeq.describe.recipes import Step, read_filter, read_size, resize, write_recipe
 from edgeq.errors import DataError
 
 _POSES = frozenset({"HRNet", "HigherHRNet", "Keypoint", "TinyPose", "PETR_POSE"})
@@ -32,7 +32,7 @@ def read(exported: Exported) -> ModelFacts:
         preprocess: Fact[Mapping[str, Any] | str] = Fact(_write(table["Preprocess"], path), source)
     except DataError as error:
         preprocess = Fact({}, source, problem=error)
-    task = "pose" if table["arch"] in _POSES else "segment" if table.get("mask") is True else "detect"
+    task = "pose" if str(table["arch"]) in _POSES else "segment" if table.get("mask") is True else "detect"
     return ModelFacts(
         task=Fact(task, origin),
         labels=Fact(check_names(labels, f"label_list in {path}"), f"label_list in {path}")
@@ -56,7 +56,7 @@ def _write(operators: list[Any], path: Path) -> dict[str, Any]:
             if operator.get("keep_ratio") and size[0] != size[1]:
                 raise DataError(f"{path}: edgeq has no step for keep_ratio with the size {size}", "Give ⟨preprocess⟩")
             rule = "fit" if operator.get("keep_ratio") else "exact"
-            geometry.append(resize(size, rule, OPENCV.get(operator.get("interp", 1), "bilinear"), "round"))
+            geometry.append(resize(size, rule, read_filter(operator.get("interp", 1), path), "round"))
         elif kind == "NormalizeImage":
             scale = 1 / 255 if operator.get("is_scale", True) else 1.0
             if operator.get("norm_type", "mean_std") != "none":

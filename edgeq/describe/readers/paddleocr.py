@@ -14,7 +14,7 @@ from typing import Any
 from edgeq.data.preprocess import shipped
 from edgeq.describe.beside import check_names, find_yaml, is_number, read_numbers
 from edgeq.describe.facts import Exported, Fact, ModelFacts, Reader
-from edgeq.describe.recipes import OPENCV, Step, crop, read_size, resize, write_recipe
+from edgeq.describe.recipes import Step, crop, read_filter, read_size, resize, write_recipe
 from edgeq.errors import DataError
 
 _FRACTION = re.compile(r"\s*([0-9.eE+-]{1,24})\s*(?:/\s*([0-9.eE+-]{1,24})\s*)?")
@@ -85,7 +85,7 @@ def _write(operators: Mapping[str, Mapping[str, Any]], path: Path) -> dict[str, 
         if name == "DecodeImage":
             order = "BGR" if settings.get("img_mode") == "BGR" else "RGB"
         elif name == "ResizeImage":
-            filter = OPENCV.get(settings.get("interpolation", 1), str(settings.get("interpolation", "bilinear")))
+            filter = read_filter(settings.get("interpolation", 1), path)
             short = settings.get("resize_short")
             side = read_size(short if short is not None else settings.get("size"), f"ResizeImage in {path}")
             geometry.append(resize(side, "short" if short is not None else "exact", filter, "round"))
