@@ -21,17 +21,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.answers.family import all_families
+from edgeq_device.answers.decode import decode
+from edgeq_device.answers.family import Family, all_families, load_family
 from numpy.typing import NDArray
 
+from edgeq.data.images import find_frame
 from edgeq.data.open_source import Data
-from edgeq.data.preprocess import NoPreprocessingError, Preprocess, candidates, choices, load_preprocess, shipped
+from edgeq.data.preprocess import (
+    NoPreprocessingError,
+    Preprocess,
+    candidates,
+    choices,
+    dedicated,
+    load_preprocess,
+    shipped,
+)
+from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, open_samples
 from edgeq.describe.facts import ModelFacts
 from edgeq.describe.read import describe_file
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.class_scores import probabilities
-from edgeq.measure.find_head import fit_families, make_view
+from edgeq.measure.find_head import fit_families, make_head, make_view
 from edgeq.measure.find_task import find_detection, find_heads
 from edgeq.measure.inference import Outputs, Session, infer
 from edgeq.measure.resample import ResampledMeter, RowMetrics, loss_error
@@ -380,7 +391,7 @@ def open_or_search(
         task = task or find_detection(labelled, signature, float_session)
         if task is None and (pair := _find_usual(labelled, signature, float_session, facts)) is not None:
             family, name = pair
-            progress.note(f"found: preprocessing {name}, as usual for the head {family}; ⟨preprocess⟩ sets another")
+            progress.note(f"found: preprocessing {name}, which suits the head {family}; ⟨preprocess⟩ sets another")
             return open_samples(data, signature, progress=progress, **{**options, "preprocess": load_preprocess(name)})
         result = search(float_session, signature, labelled, task=task, progress=progress)
         if task is None and result.decided is None and (heads := find_heads(signature, float_session)):
@@ -432,4 +443,39 @@ def _find_usual(data: Data, signature: Signature, session: Session, facts: Model
     if len(fits) != 1:
         return None
     ((family, preprocess),) = fits.items()
+    if not preprocess:
+        preprocess = _find_most_confident(data, signature, session, facts, load_family(family))
     return (family, preprocess) if preprocess else None
+
+
+def _find_most_confident(data: Data, signature: Signature, session: Session, facts: ModelFacts, family: Family) -> str:
+    """Return the preprocessing of the family's task with which its answers are clearly the most confident, or "".
+
+    Only a family whose answers have one confidence each, such as that of read text, is decided in this way.
+    """
+    confidences: dict[str, NDArray[np.float64]] = {}
+    for name in dedicated(family.task):
+        samples = _open_fitting(data, signature, load_preprocess(name), _ROUNDS[0])
+        try:
+            values = [_measure_confidence(session, signature, sample, facts, family) for sample in samples or ()]
+        except EdgeqError:  # The model does not take this input.
+            continue
+        if values and None not in values:
+            confidences[name] = np.asarray(values, np.float64)
+    ranked = sorted(confidences, key=lambda name: -float(confidences[name].mean()))
+    if len(ranked) < 2:
+        return ranked[0] if ranked else ""
+    # The same samples are compared, so their differences show what chance explains.
+    lead = confidences[ranked[0]] - confidences[ranked[1]]
+    return ranked[0] if lead.mean() > _SURE * lead.std() / np.sqrt(len(lead)) else ""
+
+
+def _measure_confidence(
+    session: Session, signature: Signature, sample: Sample, facts: ModelFacts, family: Family
+) -> float | None:
+    """Return the confidence of the answer for one image, or None if the family does not fit or gives none."""
+    view, frame = make_view(session, signature, sample, facts), find_frame(sample.context)
+    _, fit = fit_families(view, facts, [family]).get(family.name, (None, None))
+    if fit is None or frame is None:
+        return None
+    return getattr(decode(view.outputs, make_head(family, fit, facts, {}), frame), "confidence", None)

@@ -232,7 +232,7 @@ def test_reads_a_detector_of_text(tmp_path: Path) -> None:
     write(tmp_path / "inference.yml", "PostProcess: {name: DBPostProcess, thresh: 0.3, box_thresh: 0.6}\n")
     facts = read(tmp_path)
     assert facts.thresholds is not None
-    assert facts.thresholds.value == {"binary": 0.3, "confidence": 0.6}
+    assert facts.thresholds.value == {"pixel": 0.3, "confidence": 0.6}
 
 
 def test_reads_a_classifier_of_paddle_and_divides_by_its_fraction(tmp_path: Path) -> None:

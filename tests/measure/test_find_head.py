@@ -131,7 +131,7 @@ def test_the_usual_preprocessing_of_the_only_head_replaces_a_search(tmp_path: Pa
         Data(images(tmp_path / "images")), model_signature(path), session=lambda: session, progress=progress
     )
     assert samples.preprocess.name == "yolo"
-    assert "found: preprocessing yolo, as usual for the head yolov8; ⟨preprocess⟩ sets another" in progress.notes
+    assert "found: preprocessing yolo, which suits the head yolov8; ⟨preprocess⟩ sets another" in progress.notes
 
 
 def test_the_names_of_the_user_replace_contradictory_files(tmp_path: Path) -> None:

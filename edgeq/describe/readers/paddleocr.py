@@ -18,7 +18,7 @@ from edgeq.describe.recipes import Step, crop, read_filter, read_size, resize, w
 from edgeq.errors import DataError
 
 _FRACTION = re.compile(r"\s*([0-9.eE+-]{1,24})\s*(?:/\s*([0-9.eE+-]{1,24})\s*)?")
-_THRESHOLDS = {"thresh": "binary", "box_thresh": "confidence", "unclip_ratio": "unclip", "max_candidates": "limit"}
+_THRESHOLDS = {"thresh": "pixel", "box_thresh": "confidence", "unclip_ratio": "unclip", "max_candidates": "limit"}
 
 
 def read(exported: Exported) -> ModelFacts:
