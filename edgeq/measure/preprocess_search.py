@@ -57,6 +57,8 @@ _ROUNDS = (16, 64, 256, 1024)
 """Number of samples in each round."""
 _SURE = 2.5
 """Number of standard errors of the difference. A candidate that is worse than the best by more than this is dropped."""
+# Two confidences that differ by less belong to the same answer.
+_SAME = 0.02
 # A class offset shows only on rows of several classes.
 _SETTLED_ON = 64
 # A question that lists more candidates is hard to read.
@@ -467,7 +469,9 @@ def _find_most_confident(data: Data, signature: Signature, session: Session, fac
         return ranked[0] if ranked else ""
     # The same samples are compared, so their differences show what chance explains.
     lead = confidences[ranked[0]] - confidences[ranked[1]]
-    return ranked[0] if lead.mean() > _SURE * lead.std() / np.sqrt(len(lead)) else ""
+    # If the answers hardly depend on it, either will do.
+    clear = lead.mean() > _SURE * lead.std() / np.sqrt(len(lead)) or np.abs(lead).max() < _SAME
+    return ranked[0] if clear else ""
 
 
 def _measure_confidence(
