@@ -417,6 +417,106 @@ def _read_annotations(path: Path) -> None:
     load_annotations(path)
 
 
+def _literals(folder: Path) -> None:
+    (folder / "a.txt").write_text("{0: 'person', 1: \"it's\", 2: ['a', (1, -2.5e3, None)]}")
+    (folder / "b.txt").write_text("[640, 640]")
+
+
+@layer("literals", _literals, mutate=of_text, cases=5000)
+def _read_literal(path: Path) -> None:
+    from edgeq.describe.literals import parse_literal
+
+    parse_literal(path.read_bytes().decode("utf-8", "replace"), "it")
+
+
+def _sidecars(folder: Path) -> None:
+    """Write the files that exporters leave next to a model. A seed's name contains the name that its writer gives."""
+    size = {"height": 8, "width": 8}
+    processor = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": size, "resample": 2}
+    normal = {"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_center_crop": False}
+    config = {"architectures": ["ViTForImageClassification"], "id2label": {"0": "a", "1": "b"}}
+    basis = {"input_size": [3, 8, 8], "interpolation": "bicubic", "crop_pct": 0.9, "mean": [0.5] * 3, "std": [0.5] * 3}
+    resize = {"type": "Resize", "size": [8, 8], "keep_ratio": True}
+    steps = [resize, {"type": "Pad", "size": [8, 8]}, {"type": "Normalize", "mean": [1, 2, 3], "std": [1, 2, 3]}]
+    tables = {
+        "preprocessor_config.json": {**processor, **normal},
+        "config.json": config,
+        "timm~config.json": {"num_classes": 2, "label_names": ["a", "b"], "pretrained_cfg": basis},
+        "metadata.json": {"image_threshold": 0.5, "pixel_threshold": 1, "min": 0, "max": 2},
+        "deploy.json": {"task": "Detector", "backend": "ort", "customs": []},
+        "pipeline.json": {"pipeline": {"tasks": [{"module": "Transform", "transforms": steps}]}},
+        "model.onnx.json": {"audio": {"sample_rate": 22050}, "phoneme_id_map": {"a": [14]}},
+    }
+    for name, table in tables.items():
+        (folder / name).write_text(json.dumps(table))
+    texts = {
+        "metadata.yaml": "stride: 32\ntask: pose\nimgsz: [8, 8]\nnames: {0: a}\nkpt_shape: [2, 3]\nargs: {nms: true}\n",
+        "inference.yml": "PreProcess:\n  transform_ops:\n  - ResizeImage: {resize_short: 9}\n  - NormalizeImage: "
+        "{scale: 1./255., mean: [0, 0, 0], std: [1, 1, 1]}\nPostProcess:\n  Topk: {label_list: [a, b]}\n",
+        "infer_cfg.yml": "arch: YOLO\ndraw_threshold: 0.5\nPreprocess:\n- {type: Resize, target_size: [8, 8]}\n"
+        "label_list: [a]\n",
+        "data.yaml": "nc: 2\nnames:\n  0: a\n  1: b\n",
+        "tokens.txt": "<blk> 0\na 1\n  2\n",
+        "labels.txt": "a\nb\n",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+
+
+def _mutate_sidecar(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    return (of_json if data[:1] == b"{" else of_text)(random, data, others)
+
+
+@layer("sidecars", _sidecars, mutate=_mutate_sidecar, cases=3000)
+def _read_sidecar(path: Path) -> None:
+    from edgeq.data.preprocess import load_preprocess
+    from edgeq.describe.facts import Exported
+    from edgeq.describe.read import read_facts
+
+    folder = path.parent / "beside"
+    folder.mkdir()
+    (folder / path.name.rpartition("~")[2]).write_bytes(path.read_bytes())
+    facts = read_facts(Exported(path=folder / "model.onnx", size=(8, 8)))
+    for fact in facts.stated.values():
+        assert fact.value is not None
+    if facts.preprocess is not None:
+        load_preprocess(facts.preprocess.value).arithmetic()
+
+
+_METADATA = {
+    "stride": "32",
+    "task": "pose",
+    "names": "{0: 'a', 1: 'b'}",
+    "imgsz": "[8, 8]",
+    "kpt_shape": "[2, 3]",
+    "kpt_names": "{0: ['a', 'b']}",
+    "character": "a\nb\n \n",
+    "model_info model_type": "ssd",
+    "model_info labels": "a b",
+    "model_info mean_values": "1 2 3",
+    "model_info resize_type": "standard",
+    "model_type": "wenet_ctc",
+    "vocab_size": "4",
+    "sample_rate": "16000",
+}
+
+
+@layer("metadata", lambda folder: (folder / "a.json").write_text(json.dumps(_METADATA)), mutate=of_json, cases=3000)
+def _read_metadata(path: Path) -> None:
+    from edgeq.describe.facts import Exported
+    from edgeq.describe.read import REGISTRY
+    from edgeq.errors import DataError
+
+    try:
+        table = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError("this is no seed") from error
+    # Metadata in an ONNX file is text in any case.
+    metadata = {str(key): str(value) for key, value in table.items()} if isinstance(table, dict) else {}
+    for _, reader in REGISTRY.items():
+        reader.read(Exported(metadata, path.parent / "beside" / "model.onnx"))
+
+
 def _tables(folder: Path) -> None:
     from edgeq.calibration.ranges import Range
     from edgeq.calibration.table import write_native, write_tables

@@ -223,6 +223,10 @@ def _show(report: ModelReport, *, verbose: bool) -> Lines:
     for title, specs in (("input", report.signature.inputs), ("output", report.signature.outputs)):
         for spec in specs:
             yield f"{title}  {spec}"
+    for name, fact in report.facts.items():
+        yield f"{name.replace('_', ' ')}  {fact['value']}, by {fact['source']}"
+    if report.head is not None:
+        yield f"head  {report.head['family']} ({report.head['task']}), by {report.head['source']}"
     yield from (f"note: {note}" for note in report.notes)
     rows = []
     for operator in report.operators:

@@ -67,6 +67,11 @@ def candidates(task: str | None = None) -> list[str]:
     return [*sorted(_REGISTERED), *sorted(fitting, key=lambda name: task is None or "tasks" not in _load_table()[name])]
 
 
+def dedicated(task: str) -> list[str]:
+    """Return the names of the shipped preprocessings that are only for certain tasks, of which `task` is one."""
+    return [name for name, spec in _load_table().items() if task in spec.get("tasks", ())]
+
+
 def parse_source(value: Mapping[str, Any]) -> SourceOptions:
     """Return the source options of a [source] table.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from typing import Any
 
 from edgeq.errors import DataError
@@ -10,6 +11,8 @@ from edgeq.errors import DataError
 # ImageNet-21k's names take less than 700 kB.
 _LONGEST = 1 << 20
 _DEEPEST = 4
+# A number with thousands of digits takes long to print, and Python refuses to.
+_LARGEST = 1 << 128
 
 
 def parse_literal(text: str, subject: str) -> Any:
@@ -32,20 +35,26 @@ def parse_literal(text: str, subject: str) -> Any:
     if deepest > 10 * _DEEPEST:
         raise DataError(f"{subject} is nested too deeply")
     try:
-        return _value(ast.parse(text.strip(), mode="eval").body, subject, 0)
+        # The parser warns of odd text such as "0x1for x in y", which is no user's code here.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text.strip(), mode="eval")
+        return _value(tree.body, subject, 0)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise DataError(f"{subject} is not a Python literal ({type(error).__name__})") from error
 
 
 def _value(node: ast.expr, subject: str, depth: int) -> Any:
-    if depth > _DEEPEST:
-        raise DataError(f"{subject} is nested too deeply")
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
+        if isinstance(node.value, int) and node.value > _LARGEST:
+            raise DataError(f"{subject} contains a number of too many digits")
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         operand = _value(node.operand, subject, depth + 1)
         if isinstance(operand, int | float) and not isinstance(operand, bool):
             return -operand
+    if depth == _DEEPEST:
+        raise DataError(f"{subject} is nested too deeply, or contains {type(node).__name__}")
     if isinstance(node, ast.List | ast.Tuple):
         items = [_value(item, subject, depth + 1) for item in node.elts]
         return items if isinstance(node, ast.List) else tuple(items)

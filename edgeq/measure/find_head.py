@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgeq_device.answers.family import Family, Fit, View, all_families, family_names, load_family
@@ -84,28 +84,97 @@ def find_head(
                 "Choose another ⟨head⟩, or leave it out",
             )
         return make_head(family, fit, facts, {"family": "⟨head⟩"}, choice.parameters)
-    fits = {family.name: (family, fit) for family in all_families() if (fit := family.fit(view)) is not None}
-    if facts.families is not None:
-        stated = [name for name in facts.families.value if name in fits]
-        if not stated and facts.families.value:
-            raise _contradiction(view, f"{facts.families.source} ({' or '.join(facts.families.value)})")
-        fits = {name: fits[name] for name in stated[:1]}
-        origin = facts.families.source
-    elif facts.task is not None:
-        fits = {name: pair for name, pair in fits.items() if pair[0].task == facts.task.value}
-        if not fits:
-            raise _contradiction(view, facts.task.source)
-        origin = f"{facts.task.source}, and the outputs {_list_shapes(view)}"
-    else:
-        origin = f"the outputs {_list_shapes(view)}"
+    fits = fit_families(view, facts)
+    if not fits:
+        facts, fits = _without_assumed_labels(view, facts)
+    if not fits:
+        _refuse_contradiction(view, facts)
     if len(fits) != 1:
         if fits:
             progress.note(f"the outputs fit the heads {', '.join(fits)}; ⟨head⟩ chooses one, and the bundle answers")
         return None
     ((family, fit),) = fits.values()
+    stated = facts.families or facts.task
+    shapes = f"the outputs {_list_shapes(view)}"
+    origin = shapes if stated is None else f"{stated.source}, and {shapes}"
     head = make_head(family, fit, facts, {"family": origin})
-    progress.note(f"found: head {family.name}, by {origin}; ⟨head⟩ sets another")
+    progress.note(f"found: head {family.name} ({family.task}), by {origin}; ⟨head⟩ sets another")
+    if facts.labels is not None and not facts.labels.assumed:
+        names = facts.labels.value
+        some = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        progress.note(f"found: {len(names)} names ({some}), by {facts.labels.source}; ⟨classes⟩ sets others")
     return head
+
+
+def fit_families(
+    view: View, facts: ModelFacts, families: Iterable[Family] | None = None
+) -> dict[str, tuple[Family, Fit]]:
+    """Return the families that the outputs fit and that the files allow, by name: the likeliest of the stated families,
+    or those of the stated task.
+
+    Args:
+        families: the families to try; None tries all.
+    """
+    stated, task = facts.families, facts.task
+    allowed = (
+        family
+        for family in (all_families() if families is None else families)
+        if (stated is None or family.name in stated.value)
+        and (stated is not None or task is None or family.task == task.value)
+    )
+    fits = {family.name: (family, fit) for family in allowed if (fit := family.fit(view)) is not None}
+    if stated is not None and len(fits) > 1:
+        best = next(name for name in stated.value if name in fits)
+        return {best: fits[best]}
+    return fits
+
+
+def _without_assumed_labels(view: View, facts: ModelFacts) -> tuple[ModelFacts, dict[str, tuple[Family, Fit]]]:
+    """Return the facts without labels that no file states, such as the names of folders, and the families that fit."""
+    if facts.labels is None or not facts.labels.assumed:
+        return facts, {}
+    facts = replace(facts, labels=None)
+    return facts, fit_families(replace(view, classes=None), facts)
+
+
+def _refuse_contradiction(view: View, facts: ModelFacts) -> None:
+    """Refuse outputs that do not fit what files state. Outputs of no family contradict nothing if no task is stated, or
+    one that no family has.
+
+    Raises:
+        UsageError: the message names what the file states, the shapes, and what would fit.
+    """
+    shapes, labels = f"the model's outputs {_list_shapes(view)}", facts.labels
+    unlabelled = fit_families(replace(view, classes=None), facts) if labels is not None else {}
+    if labels is not None and unlabelled:
+        counts = _fitting_counts(view, facts)
+        fitting = f", which fit {' or '.join(map(str, counts))} classes" if counts else ""
+        raise UsageError(
+            f"{labels.source} has {len(labels.value)} classes, which the head {' or '.join(unlabelled)} does not find "
+            f"in {shapes}{fitting}",
+            "Give the right names with ⟨classes⟩, or choose the ⟨head⟩",
+        )
+    stated = facts.families or facts.task
+    if stated is None or (facts.task is not None and facts.task.value not in {f.task for f in all_families()}):
+        return
+    value = stated.value if isinstance(stated.value, str) else " or ".join(stated.value)
+    others = fit_families(view, replace(facts, families=None, task=None))
+    advice = f"⟨head⟩ {next(iter(others))} fits them" if len(others) == 1 else "Choose the ⟨head⟩ that fits"
+    raise UsageError(
+        f"{stated.source} ({value}) does not fit {shapes}",
+        f"{advice}, and ⟨head⟩ none measures the outputs themselves",
+    )
+
+
+# Columns of a row besides the class scores: none, a background, boxes, boxes and objectness, coefficients of masks.
+_FURTHER_COLUMNS = (0, 1, 4, 5, 6, 36, 37)
+
+
+def _fitting_counts(view: View, facts: ModelFacts) -> list[int]:
+    """Return the numbers of classes with which a family fits, at most three."""
+    sides = {side for array in view.outputs.values() for side in array.shape}
+    counts = sorted({side - further for side in sides for further in _FURTHER_COLUMNS if side > further})
+    return [count for count in counts if fit_families(replace(view, classes=count), facts)][:3]
 
 
 def make_view(session: Session, signature: Signature, sample: Sample, facts: ModelFacts) -> View:
@@ -152,10 +221,3 @@ def _load(name: str) -> Family:
 
 def _list_shapes(view: View) -> str:
     return ", ".join(f"{name} {list(array.shape)}" for name, array in view.outputs.items())
-
-
-def _contradiction(view: View, source: str) -> UsageError:
-    return UsageError(
-        f"{source} does not fit the model's outputs {_list_shapes(view)}",
-        "Choose the ⟨head⟩ that fits, or ⟨head⟩ none to measure the outputs themselves",
-    )

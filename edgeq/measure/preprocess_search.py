@@ -17,16 +17,32 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.answers.decode import decode
+from edgeq_device.answers.family import Family, all_families, load_family
 from numpy.typing import NDArray
 
+from edgeq.data.images import find_frame
 from edgeq.data.open_source import Data
-from edgeq.data.preprocess import NoPreprocessingError, Preprocess, candidates, choices, load_preprocess
+from edgeq.data.preprocess import (
+    NoPreprocessingError,
+    Preprocess,
+    candidates,
+    choices,
+    dedicated,
+    load_preprocess,
+    shipped,
+)
+from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, open_samples
+from edgeq.describe.facts import ModelFacts
+from edgeq.describe.read import describe_file
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.class_scores import probabilities
+from edgeq.measure.find_head import fit_families, make_head, make_view
 from edgeq.measure.find_task import find_detection, find_heads
 from edgeq.measure.inference import Outputs, Session, infer
 from edgeq.measure.resample import ResampledMeter, RowMetrics, loss_error
@@ -41,6 +57,8 @@ _ROUNDS = (16, 64, 256, 1024)
 """Number of samples in each round."""
 _SURE = 2.5
 """Number of standard errors of the difference. A candidate that is worse than the best by more than this is dropped."""
+# Two confidences that differ by less belong to the same answer.
+_SAME = 0.02
 # A class offset shows only on rows of several classes.
 _SETTLED_ON = 64
 # A question that lists more candidates is hard to read.
@@ -327,11 +345,15 @@ def open_or_search(
     labelled_data: Data | None = None,
     task: Task | None = None,
     fallback: Preprocess | None = None,
+    facts: ModelFacts | None = None,
     progress: Progress = SILENT,
     **options: Any,
 ) -> Samples:
-    """Open samples. If they are images and no preprocessing is named, search for one and use the one that the labels
-    show to be best.
+    """Open samples. If they are images and no preprocessing is named, use the first of these:
+
+    - the preprocessing that the model or a file next to it states;
+    - the one that labels show to be best, by a search;
+    - the one that is usual for the model's head, if its outputs show the head.
 
     If `task` is None and the model is a detector, a COCO file next to the images is also used as labels.
 
@@ -340,6 +362,7 @@ def open_or_search(
         labelled_data: labelled data on which the candidates are compared; None uses `data`.
         task: task by which to compare; see `search`.
         fallback: preprocessing to use if none is named for the images; None searches.
+        facts: what files state about the model; None reads them for the `model` in the options.
         options: further arguments of `open_samples`.
 
     Raises:
@@ -359,9 +382,19 @@ def open_or_search(
             raise DataError(f"{data.source} contains images, but the model takes {inputs}", fix) from error
         if fallback is not None:
             return open_samples(data, signature, progress=progress, **{**options, "preprocess": fallback})
+        labelled, model = labelled_data or data, options.get("model")
+        if facts is None:
+            facts = describe_file(Path(model)) if model is not None else ModelFacts()
+        stated = _open_stated(data, signature, facts, options, progress)
+        if stated is not None:
+            return stated
         # The model is opened only now, because most callers name a preprocessing.
-        float_session, labelled = session(), labelled_data or data
+        float_session = session()
         task = task or find_detection(labelled, signature, float_session)
+        if task is None and (pair := _find_usual(labelled, signature, float_session, facts)) is not None:
+            family, name = pair
+            progress.note(f"found: preprocessing {name}, which suits the head {family}; ⟨preprocess⟩ sets another")
+            return open_samples(data, signature, progress=progress, **{**options, "preprocess": load_preprocess(name)})
         result = search(float_session, signature, labelled, task=task, progress=progress)
         if task is None and result.decided is None and (heads := find_heads(signature, float_session)):
             usual = heads[0].preprocess if len(heads) == 1 else ""
@@ -373,3 +406,80 @@ def open_or_search(
             raise DataError(error.problem, result.question) from error
         progress.note(f"found: {result.decision_note}")
         return open_samples(data, signature, progress=progress, **{**options, "preprocess": result.decided})
+
+
+def _open_stated(
+    data: Data, signature: Signature, facts: ModelFacts, options: Mapping[str, Any], progress: Progress
+) -> Samples | None:
+    """Return samples with the preprocessing that files state, or None if none is stated. One that is only usual for
+    what they state must fit the images.
+    """
+    stated = facts.preprocess
+    if stated is None:
+        return None
+    preprocess = load_preprocess(stated.value)
+    if stated.assumed and _open_fitting(data, signature, preprocess, 1) is None:
+        return None
+    title = preprocess.name if isinstance(stated.value, str) else preprocess.title
+    progress.note(f"found: preprocessing {title}, by {stated.source}; ⟨preprocess⟩ sets another")
+    return open_samples(data, signature, progress=progress, **{**options, "preprocess": preprocess})
+
+
+def _find_usual(data: Data, signature: Signature, session: Session, facts: ModelFacts) -> tuple[str, str] | None:
+    """Return the only family that the outputs fit and the name of its preprocessing, or None.
+
+    Values show the head only for an image that is prepared in the right way. Each family is therefore tried with its
+    own preprocessing, and a family without one with all of them.
+    """
+    families, fits = list(all_families()), dict[str, str]()
+    for name in sorted({family.preprocess for family in families} & set(shipped())):
+        samples = _open_fitting(data, signature, load_preprocess(name), 1)
+        if samples is None:
+            continue
+        try:
+            view = make_view(session, signature, next(iter(samples)), facts)
+        except EdgeqError:  # The model does not take this input.
+            continue
+        tried = [family for family in families if family.preprocess in (name, "")]
+        fits |= {found: family.preprocess for found, (family, _) in fit_families(view, facts, tried).items()}
+    if len(fits) != 1:
+        return None
+    ((family, preprocess),) = fits.items()
+    if not preprocess:
+        preprocess = _find_most_confident(data, signature, session, facts, load_family(family))
+    return (family, preprocess) if preprocess else None
+
+
+def _find_most_confident(data: Data, signature: Signature, session: Session, facts: ModelFacts, family: Family) -> str:
+    """Return the preprocessing of the family's task with which its answers are clearly the most confident, or "".
+
+    Only a family whose answers have one confidence each, such as that of read text, is decided in this way.
+    """
+    confidences: dict[str, NDArray[np.float64]] = {}
+    for name in dedicated(family.task):
+        samples = _open_fitting(data, signature, load_preprocess(name), _ROUNDS[0])
+        try:
+            values = [_measure_confidence(session, signature, sample, facts, family) for sample in samples or ()]
+        except EdgeqError:  # The model does not take this input.
+            continue
+        if values and None not in values:
+            confidences[name] = np.asarray(values, np.float64)
+    ranked = sorted(confidences, key=lambda name: -float(confidences[name].mean()))
+    if len(ranked) < 2:
+        return ranked[0] if ranked else ""
+    # The same samples are compared, so their differences show what chance explains.
+    lead = confidences[ranked[0]] - confidences[ranked[1]]
+    # If the answers hardly depend on it, either will do.
+    clear = lead.mean() > _SURE * lead.std() / np.sqrt(len(lead)) or np.abs(lead).max() < _SAME
+    return ranked[0] if clear else ""
+
+
+def _measure_confidence(
+    session: Session, signature: Signature, sample: Sample, facts: ModelFacts, family: Family
+) -> float | None:
+    """Return the confidence of the answer for one image, or None if the family does not fit or gives none."""
+    view, frame = make_view(session, signature, sample, facts), find_frame(sample.context)
+    _, fit = fit_families(view, facts, [family]).get(family.name, (None, None))
+    if fit is None or frame is None:
+        return None
+    return getattr(decode(view.outputs, make_head(family, fit, facts, {}), frame), "confidence", None)

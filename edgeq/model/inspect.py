@@ -97,6 +97,8 @@ class ModelReport(Page):
         preparation: changes that preparation for quantization makes; empty without targets.
         targets: predictions for the prepared model, one for each target.
         notes: further remarks.
+        facts: what files state about the model: fact → its `value` in short, and its `source`.
+        head: the head that the outputs fit: `family`, `task`, and `source`; None if no head is found.
     """
 
     path: Path = field(metadata=write_as(name="model"))
@@ -117,6 +119,8 @@ class ModelReport(Page):
     preparation: tuple[str, ...]
     targets: tuple[TargetPrediction, ...]
     notes: tuple[str, ...]
+    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    head: Mapping[str, str] | None = None
 
     @computed
     def inputs(self) -> list[dict[str, Any]]:
@@ -143,8 +147,10 @@ class ModelReport(Page):
             (t.target, t.backend, f"{t.int8_mac_share:.1%}", str(sum(n.verdict == "float" for n in t.nodes)))
             for t in self.targets
         ]
+        stated = [(name.replace("_", " "), fact["value"], fact["source"]) for name, fact in self.facts.items()]
         tables = [
             ("Model", ("", ""), rows),
+            *([("Facts", ("fact", "value", "source"), stated)] if stated else []),
             ("Operators", ("operator", "count", "MACs"), operators),
             ("Forecast", ("target", "backend", "MACs in int8", "nodes in float"), forecast),
         ]

@@ -18,13 +18,14 @@ from edgeq.calibration.hazards import with_hazards
 from edgeq.calibration.plan import quantizable_tensors
 from edgeq.calibration.ranges import Range
 from edgeq.calibration.statistics import UNIT, Statistics
+from edgeq.data.labels import Labels
 from edgeq.data.open_source import Data, has_parts, in_role
 from edgeq.data.parts import find_shared_files
-from edgeq.data.preprocess import Preprocess, load_preprocess
+from edgeq.data.preprocess import Preprocess
 from edgeq.data.same_preparation import Figures, InputFigures, find_differences, measure_inputs, warn_of_unlike_images
 from edgeq.data.samples import Samples, SourceSamples, select_samples
 from edgeq.describe.facts import Fact, ModelFacts
-from edgeq.describe.read import read_facts
+from edgeq.describe.read import explain_extensions, list_exported, read_facts
 from edgeq.distributed.workers import Workers
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
@@ -86,7 +87,10 @@ def prepare(
         prepared = prepare_model(adoption.model, workdir, fix=request.fix, progress=progress)
         prepared = replace(prepared, source=model, notes=(*prepared.notes, *adoption.notes))
     else:
-        prepared = prepare_model(model, workdir, fix=request.fix, progress=progress)
+        try:
+            prepared = prepare_model(model, workdir, fix=request.fix, progress=progress)
+        except ModelError as error:
+            raise explain_extensions(model, error) from error.__cause__
     if not prepared.signature.inputs:
         raise ModelError(f"{model} has no inputs", "Give a model whose inputs are not constants")
     if static and not quantizable_tensors(prepared.graph):
@@ -104,10 +108,9 @@ def prepare(
     validation = in_role(validation, "validation") if validation is not None else None
     # The model is opened only if a task or a preprocessing must be found by running it, and then only once.
     session = functools.cache(lambda: open_session(prepared.path))
-    facts = read_facts(prepared.model.metadata_props, model)
+    facts = read_facts(list_exported(prepared.model.metadata_props, prepared.signature, model))
     for note in facts.notes:
         progress.note(note)
-    stated = load_preprocess(facts.preprocess.value) if facts.preprocess is not None else None
     task = request.task
     if task is None and validation is not None:
         task = find_detection(validation, prepared.signature, session(), progress)
@@ -115,8 +118,8 @@ def prepare(
     assert proof_data is not None
 
     def open_data(data: Data, preprocess: Preprocess | None = None) -> Samples:
-        """Open samples. If no preprocessing is named for images, use `preprocess` or else the preprocessing that gives
-        the best accuracy on the labels.
+        """Open samples. If none is named for images, use the preprocessing `preprocess`, or else what
+        `open_or_search` finds.
         """
         samples = open_or_search(
             data,
@@ -124,7 +127,8 @@ def prepare(
             session=session,
             labelled_data=proof_data,
             task=task,
-            fallback=preprocess or stated,
+            fallback=preprocess,
+            facts=facts,
             model=model,
             progress=progress,
         )
@@ -150,7 +154,8 @@ def prepare(
     if not adopted:
         with progress.stage("Checking the preparation"):
             prepared = check_preparation(prepared, proof_samples)
-    facts, sample = _with_labels(facts, proof_samples), next(iter(proof_samples))
+    named = any(isinstance(d.labels, Labels) and d.labels.classes is not None for d in (data, validation) if d)
+    facts, sample = _with_labels(facts, proof_samples, named=named), next(iter(proof_samples))
     head = find_head(session(), prepared.signature, sample, facts, request.head, progress)
     if head is not None and isinstance(request.threshold, float):
         head = replace(head, thresholds={**head.thresholds, "confidence": request.threshold})
@@ -191,12 +196,14 @@ def prepare(
     return _doubted(job, doubts)
 
 
-def _with_labels(facts: ModelFacts, samples: Samples) -> ModelFacts:
-    """Return the facts with the names of the classes that the samples' labels give, if no file states any."""
+def _with_labels(facts: ModelFacts, samples: Samples, *, named: bool) -> ModelFacts:
+    """Return the facts with the names of the classes that the samples' labels give, if no file states any, or if the
+    user has `named` them.
+    """
     names = tuple(getattr(samples, "score_names", ()))
-    if facts.labels is not None or not any(names):
+    if not any(names) or (facts.labels is not None and not named):
         return facts
-    return replace(facts, labels=Fact(names, "the labels of the samples"))
+    return replace(facts, labels=Fact(names, "⟨classes⟩" if named else "the labels of the samples", assumed=not named))
 
 
 def _input_doubts(calibration: Samples | None, proof: Samples) -> tuple[str, ...]:
