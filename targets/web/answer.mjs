@@ -105,7 +105,10 @@ function copied(from, to, x, y) {
   return to;
 }
 
-const blank = ([width, height], channels) => ({ width, height, channels, data: new Uint8Array(width * height * channels) });
+function blank([width, height], channels) {
+  if (!(width >= 1 && height >= 1 && width * height <= MOST_PIXELS)) throw new Error(`the preprocessing makes a picture of ${width}x${height} pixels`);
+  return { width, height, channels, data: new Uint8Array(width * height * channels) };
+}
 
 const PIXEL_STEPS = {
   resize: resized,

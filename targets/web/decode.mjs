@@ -10,7 +10,7 @@ const LIMIT = 300;
 const MOST_CLASSES = 2 ** 20;
 const COCO_POINTS = ["nose", "eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle"].flatMap((name) => (name === "nose" ? [name] : [`left_${name}`, `right_${name}`]));
 const COCO_GAPS = [12, 26, 29, 30, 45, 66, 68, 69, 71, 83];
-const LARGEST_SIDE = 2 ** 15;
+const MOST_MASK_BYTES = 2 ** 30;
 const boxes = (confidence, iou) => ({ confidence, ...(iou ? { iou } : {}), limit: LIMIT });
 
 /** The families that this file decodes: their tasks, usual thresholds, and the parameters that they know. */
@@ -236,7 +236,7 @@ function prototypesOf(outputs, head) {
 /** Return a mask for each object in the picture's size: resampled bilinearly, compared with 0, and cut to the box. */
 function masks(outputs, head, objects, { original, size, scale, offset }) {
   const [width, height] = original;
-  if (Math.max(width, height) > LARGEST_SIDE) throw new Error(`a picture of ${width}x${height} is too large for masks`);
+  if (objects.length * width * height > MOST_MASK_BYTES) throw new Error(`${objects.length} masks of ${width}x${height} pixels are too large. Give a smaller picture, or raise the confidence`);
   const map = prototypesOf(outputs, head);
   const axis = (length, i, cells) => Array.from({ length }, (_, at) => {
     const input = (at + 0.5) * scale[i] + offset[i];

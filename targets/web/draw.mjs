@@ -11,7 +11,9 @@ export const element = (name, text = "", kind = "") => Object.assign(document.cr
 
 /** Return the colour of a class: turning by the golden angle keeps neighbours apart. */
 const hueOf = (number) => (number * 137.508 + 210) % 360;
-const colourOf = (number, alpha = 1) => `hsl(${hueOf(number)} 85% 52% / ${alpha})`;
+// Classes of nearly the same hue still differ in lightness.
+const lightnessOf = (number) => [0.52, 0.4, 0.64][number % 3];
+const colourOf = (number, alpha = 1) => `hsl(${hueOf(number)} 85% ${100 * lightnessOf(number)}% / ${alpha})`;
 
 const percent = (score) => `${(100 * score).toFixed(score < 0.1 ? 1 : 0)} %`;
 
@@ -40,14 +42,15 @@ function drawBox(context, { boxes, scores, classes, labels }, i, unit, strong) {
   context.strokeRect(x1, y1, x2 - x1, y2 - y1);
   if (!strong) return;
   const text = `${labelOf(labels, classes[i])} ${percent(scores[i])}`;
-  context.font = `600 ${13 * unit}px system-ui, sans-serif`;
+  const letters = context.canvas.clientWidth < 500 ? 11 : 13;
+  context.font = `600 ${letters * unit}px system-ui, sans-serif`;
   context.textBaseline = "middle";
-  const [width, height] = [context.measureText(text).width + 10 * unit, 20 * unit];
+  const [width, height] = [context.measureText(text).width + 10 * unit, (letters + 7) * unit];
   const left = Math.max(0, Math.min(x1 - 1.25 * unit, context.canvas.width / context.getTransform().a - width));
   const top = y1 >= height ? y1 - height : Math.max(0, y1);
   context.fillStyle = colour;
   context.fillRect(left, top, width, height);
-  context.fillStyle = hueOf(classes[i]) > 40 && hueOf(classes[i]) < 200 ? "#000" : "#fff";
+  context.fillStyle = (hueOf(classes[i]) > 40 && hueOf(classes[i]) < 200) || classes[i] % 3 === 2 ? "#000" : "#fff";
   context.fillText(text, left + 5 * unit, top + height / 2);
 }
 
@@ -55,7 +58,7 @@ function drawMasks(context, { masks, classes, image: [width, height] }, only) {
   const layer = new ImageData(width, height);
   for (let i = masks.length - 1; i >= 0; i--) {
     if (only !== null && only !== i) continue;
-    const [red, green, blue] = rgbOf(hueOf(classes[i]));
+    const [red, green, blue] = rgbOf(classes[i]);
     for (let at = 0; at < masks[i].length; at++) if (masks[i][at]) layer.data.set([red, green, blue, 120], 4 * at);
   }
   context.drawImage(layerOf(layer), 0, 0);
@@ -67,9 +70,9 @@ function layerOf(pixels) {
   return canvas;
 }
 
-function rgbOf(hue) {
-  // hsl(hue 85% 52%)
-  const part = (n) => 0.52 - 0.85 * 0.48 * Math.max(-1, Math.min((n + hue / 30) % 12 - 3, 9 - ((n + hue / 30) % 12), 1));
+function rgbOf(number) {
+  const [hue, light] = [hueOf(number), lightnessOf(number)];
+  const part = (n) => light - 0.85 * Math.min(light, 1 - light) * Math.max(-1, Math.min((n + hue / 30) % 12 - 3, 9 - ((n + hue / 30) % 12), 1));
   return [0, 8, 4].map((n) => Math.round(255 * part(n)));
 }
 
