@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.answers.head import Head
 from edgeq_device.engines.node_package import load_pins
 from numpy.typing import NDArray
 
@@ -51,11 +52,13 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
     cases = _write_cases(artifact, samples, folder / SELFTEST, count)
     first_input = unchecked_signature(artifact.model, artifact.model).inputs[0]
     manifest = {
+        "name": artifact.title,
         "title": artifact.scheme.title,
         "model": [{**_record(file), "path": name} for name, file in copied.items()],
         "session": {"config": dict(artifact.session_options)},
         "selftest": {**_record(folder / SELFTEST), "cases": cases},
         "preprocessing": web_recipe(getattr(samples, "preprocess", None), first_input),
+        "head": _describe_head(artifact.head, samples),
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     static = shipped("targets") / "web"
@@ -85,6 +88,13 @@ def _copied(file: Path, place: Path) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(file, place)
     return place
+
+
+def _describe_head(head: Head | None, samples: Samples) -> dict[str, Any] | None:
+    """Return the record of the head with its labels, which a bundle has in labels.txt, or None if there is no head."""
+    if head is None:
+        return None
+    return {**head.to_dict(), "labels": [str(name) for name in getattr(samples, "score_names", ()) or head.labels]}
 
 
 def _record(file: Path) -> dict[str, Any]:

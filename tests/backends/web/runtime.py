@@ -40,7 +40,9 @@ def with_runtime(site: Path) -> Path:
 def in_node(script: str, *arguments: str) -> Any:
     """Run a module in node and return the JSON that it prints."""
     command = ["node", "--input-type=module", "-e", script, "--", *arguments]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 class _Handler(SimpleHTTPRequestHandler):

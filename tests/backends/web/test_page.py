@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+import onnx
 import pytest
+from edgeq_device.answers.head import Head
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 
 import edgeq
 from edgeq import demo
@@ -24,7 +29,7 @@ from edgeq.scheme import Scheme
 from tests.docs.blocks import REPOSITORY, blocks
 from tests.reporting.browser import Page, browsing, find_browser
 
-from .runtime import ISOLATED, WASM, in_node, served, with_runtime
+from .runtime import ISOLATED, WASM, in_node, need_runtime, served, with_runtime
 
 SWIFTSHADER = (
     "--enable-unsafe-webgpu",
@@ -134,7 +139,100 @@ def test_without_a_secure_origin_nothing_is_read(browser: Page, site: Path) -> N
     assert "no crypto.subtle" in report["error"]
     assert not report["page"]["secure"]
     requests = {url.rpartition("/")[2] for url in browser.requests if url.startswith("http")}
-    assert requests == {"", "edgeq.mjs", "page.mjs", "page.css"}
+    assert requests == {"", *(f"{name}.mjs" for name in ("edgeq", "page", "answer", "decode", "draw")), "page.css"}
+
+
+LABELS = ("<img src=x onerror='window.ran=true'>", "dog")
+GIVE = """(async () => {
+    const name = "photo.png";
+    const content = await (await fetch(name)).blob();
+    const files = new DataTransfer();
+    files.items.add(new File([content], name, { type: "image/png" }));
+    const input = document.querySelector("#file");
+    input.files = files.files;
+    input.dispatchEvent(new Event("change"));
+    while (!document.querySelector("#time").textContent) await new Promise((done) => setTimeout(done, 20));
+})()"""
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a folder of a model that finds two objects in every picture, whatever it shows."""
+    need_runtime()
+    folder = tmp_path_factory.mktemp("detector")
+    rows = np.zeros((1, 6, 20), np.float32)
+    rows[0, :, 3], rows[0, :, 9] = (32, 32, 20, 10, 0.9, 0), (16, 40, 8, 8, 0, 0.4)
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=0),
+        helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
+        helper.make_node("Add", ["objects", "nothing"], ["rows"]),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "detector",
+        [value("x", TensorProto.FLOAT, [1, 3, 64, 64])],
+        [value("rows", TensorProto.FLOAT, [1, 6, 20])],
+        [numpy_helper.from_array(rows, "objects"), numpy_helper.from_array(np.float32(0), "zero")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "model.onnx")
+    (folder / "data").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 120, 3), np.uint8)
+    Image.fromarray(pixels).save(folder / "data" / "photo.png")
+    head = Head("yolov8", {"rows": "rows"}, {"unit": "pixel"}, labels=LABELS)
+    artifact = Artifact(
+        folder / "model.onnx",
+        Scheme(mode="float"),
+        "CPUExecutionProvider",
+        engine=EngineChoice(WASM),
+        head=head,
+        title="my <b>detector</b>",
+    )
+    samples = open_samples(folder / "data", model_signature(folder / "model.onnx"), preprocess="yolo")
+    write_folder(artifact, samples, folder / "site", count=1)
+    shutil.copyfile(folder / "data" / "photo.png", folder / "site" / "photo.png")
+    return with_runtime(folder / "site")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_shows_the_answer_for_a_picture(browser: Page, detector: Path, width: int) -> None:
+    text = "document.querySelector('#{}').textContent"
+    with served(detector) as (port, _):
+        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=False)
+        report_of(browser, f"http://127.0.0.1:{port}/")
+        browser.evaluate(GIVE)
+        names = browser.evaluate("[...document.querySelectorAll('#found .name')].map((one) => one.textContent)")
+        places = browser.evaluate("document.querySelector('#found .more').textContent")
+        title, summary = browser.evaluate("document.title"), browser.evaluate(text.format("summary"))
+        described = browser.evaluate("document.querySelector('#canvas').getAttribute('aria-label')")
+        browser.evaluate("(threshold.value = 0.5, threshold.dispatchEvent(new Event('input')))")
+        above = browser.evaluate("document.querySelectorAll('#found .name').length")
+        wide, ran = browser.evaluate("[document.documentElement.scrollWidth, Boolean(window.ran)]")
+        hosts = {url.split("/")[2] for url in browser.requests if url.startswith("http")}
+    assert (title, names) == ("my <b>detector</b>", list(LABELS))
+    # The letterbox of 120 x 60 pixels in 64 x 64 has the scale 64 / 120 and 16 rows of padding above.
+    assert (
+        places == f"{round(22 * 120 / 64)}, {round(11 * 120 / 64)} – {round(42 * 120 / 64)}, {round(21 * 120 / 64)} px"
+    )
+    assert summary == described == ", ".join(LABELS)
+    assert above == 1
+    assert wide <= width
+    assert not ran
+    assert browser.problems == []
+    assert hosts == {f"127.0.0.1:{port}"}
+
+
+def test_shows_the_outputs_of_an_unknown_head(browser: Page, detector: Path, tmp_path: Path) -> None:
+    shutil.copytree(detector, tmp_path / "site", symlinks=True)
+    manifest = tmp_path / "site" / "edgeq-web.json"
+    manifest.write_text(manifest.read_text("utf-8").replace('"family": "yolov8"', '"family": "nanodet"'), "utf-8")
+    with served(tmp_path / "site") as (port, _):
+        report_of(browser, f"http://127.0.0.1:{port}/")
+        browser.evaluate(GIVE)
+        found = browser.evaluate("document.querySelector('#panel').textContent")
+    assert "does not decode the family nanodet" in found
+    assert "float32 [1,6,20]" in found
 
 
 def test_node_runs_the_same_module(site: Path) -> None:

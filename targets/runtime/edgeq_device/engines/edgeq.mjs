@@ -247,7 +247,7 @@ function compare(found, want, exact) {
 export function prepare(model, item) {
   const { input, type, axes, steps } = model.manifest.preprocessing ?? {};
   if (!input) throw new Error("this preprocessing cannot be repeated here: see preprocessing.caller in edgeq-web.json");
-  let state = { type: item.type, shape: [...item.shape], data: item.data, axes: axes ?? "", channels: "RGB" };
+  let state = { type: item.type, shape: [...item.shape], data: item.data, axes: item.axes ?? axes ?? "", channels: item.channels ?? "RGB" };
   if (state.axes.length !== state.shape.length) state.axes = { 2: "HW", 3: "HWC" }[state.shape.length] ?? "";
   for (const { op, ...options } of steps) state = known(STEPS, op)(state, options);
   const { shape, data } = asType(state, type);
