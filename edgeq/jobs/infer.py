@@ -24,7 +24,7 @@ from edgeq.data.preprocess import Preprocess, load_preprocess
 from edgeq.data.sample import Sample
 from edgeq.data.samples import SourceSamples, open_samples
 from edgeq.describe.facts import Fact, ModelFacts
-from edgeq.describe.read import read_facts
+from edgeq.describe.read import list_exported, read_facts
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.find_head import HeadChoice, find_head
 from edgeq.measure.loaded_model import LoadedModel, is_bundle, open_model
@@ -171,7 +171,7 @@ def _find_predictor(
     loaded: LoadedModel, inputs: Sequence[str], request: InferenceRequest, progress: Progress
 ) -> ModelPredictor:
     """Return a predictor for a model file, by what its files state and by its outputs for the first input."""
-    facts = read_facts(loaded.graph.metadata_props, request.model)
+    facts = read_facts(list_exported(loaded.graph.metadata_props, loaded.signature, request.model))
     for note in facts.notes:
         progress.note(note)
     if request.classes is not None:

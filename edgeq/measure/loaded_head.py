@@ -7,7 +7,7 @@ from pathlib import Path
 from edgeq_device.answers.head import Head
 
 from edgeq.data.samples import Samples
-from edgeq.describe.read import read_facts
+from edgeq.describe.read import list_exported, read_facts
 from edgeq.errors import UsageError
 from edgeq.measure.answer_task import FloatAnswers, judges_answers, label_with_answers
 from edgeq.measure.find_head import find_head
@@ -43,7 +43,7 @@ def _find_head(
     loaded: LoadedModel, session: Session, path: Path | None, samples: Samples, progress: Progress
 ) -> Head | None:
     try:
-        facts = read_facts(loaded.graph.metadata_props, path or loaded.path)
+        facts = read_facts(list_exported(loaded.graph.metadata_props, loaded.signature, path or loaded.path))
         return find_head(session, loaded.signature, next(iter(samples)), facts, progress=progress)
     except UsageError as error:
         # A comparison of the outputs needs no head, so a contradiction does not end it.
