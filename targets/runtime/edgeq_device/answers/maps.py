@@ -47,12 +47,13 @@ def masks_to_original(values: Any, boxes: Any, frame: Frame) -> Any:
     """Return masks bool [N, H, W] in the size of the stored image, where `values` [N, h, w] exceed 0 inside the boxes.
 
     Args:
-        boxes: [N, 4] in pixels of the model's input. A mask ends at its box.
+        boxes: [N, 4] in pixels of the model's input. A mask ends at its box, and where a crop cut the image.
     """
     width, height = frame.original
     masks = np.zeros((len(values), height, width), bool)
     rows, columns = values.shape[-2:]
     x, y = _positions(frame)
+    boxes = np.clip(boxes, 0, np.tile(frame.size, 2))
     for mask, value, (x1, y1, x2, y2) in zip(masks, values, boxes):
         # Only the pixels inside the box are computed.
         inside_x, inside_y = np.nonzero((x >= x1) & (x < x2))[0], np.nonzero((y >= y1) & (y < y2))[0]
