@@ -244,7 +244,9 @@ function masks(outputs, head, objects, { original, size, scale, offset }) {
     return { at, input, low: Math.floor(place), high: Math.min(Math.floor(place) + 1, cells - 1), part: place - Math.floor(place) };
   });
   const [columns, lines] = [axis(width, 0, map.width), axis(height, 1, map.height)];
-  return objects.map(({ box: [x1, y1, x2, y2], coefficients }) => {
+  return objects.map(({ box, coefficients }) => {
+    // A mask also ends where a crop cut the picture.
+    const [x1, y1, x2, y2] = box.map((edge, i) => Math.min(Math.max(edge, 0), size[i % 2]));
     const mask = new Uint8Array(width * height);
     const sums = new Float64Array(map.width * map.height);
     for (let k = 0; k < map.channels; k++) {
