@@ -40,7 +40,7 @@ def test_a_model_and_its_bundle_give_the_same_lines(workspace: Workspace) -> Non
 def test_a_model_of_two_images_answers_one(workspace: Workspace) -> None:
     detector(workspace.path / "net.onnx", batch=2)
     ran = workspace.run("infer", "net.onnx", "photos/a.png", "--preprocess", STEPS, "--head", "yolov8")
-    assert ran.out.splitlines()[:1] == ["1 0.90  40 60 120 100"], ran.err
+    assert ran.out.splitlines()[:1] == ["person 0.90  40 60 120 100"], ran.err
 
 
 def test_facts_of_the_file_need_no_option(workspace: Workspace) -> None:
@@ -58,14 +58,14 @@ def test_a_folder_goes_on_after_a_bad_image(workspace: Workspace) -> None:
     ran = workspace.run("infer", "net.onnx", "photos", *options)
     assert ran.code == 4
     assert "1 of 3 inputs have no answer" in ran.line
-    assert ran.out.count("1 0.90  40 60 120 100") == 2
+    assert ran.out.count("person 0.90  40 60 120 100") == 2
     assert {name for name in ran.after if name.startswith("drawn/")} == {"drawn/a.png", "drawn/c.png"}
 
 
 def test_tensors_and_raw_outputs(workspace: Workspace) -> None:
     np.save(workspace.path / "x.npy", np.zeros((1, 3, 8, 8), np.float32))
     ran = workspace.run("infer", "net.onnx", "x.npy", "--head", "yolov8")
-    assert ran.out.splitlines()[0] == "1 0.90  2 3 6 5"
+    assert ran.out.splitlines()[0] == "person 0.90  2 3 6 5"
     raw = workspace.run("infer", "net.onnx", "x.npy", "--raw", "y.npz")
     assert raw.out.splitlines()[0] == "y: float32[1, 6, 10]"
     with np.load(workspace.path / "y.npz") as outputs:

@@ -252,7 +252,7 @@ def test_a_bundle_records_the_threshold_that_finds_as_much_as_float(detector: Pa
         answer = bundle.answer(images / "00.png")
         assert answer.image_size == (100, 80)
         assert set(answer.names) <= {"cat", "dog"}
-        assert len(bundle.answer(images / "00.png", {"confidence": 0.999})) <= len(answer)
+        assert len(bundle.answer(images / "00.png", 0.999)) <= len(answer)
 
 
 @pytest.mark.parametrize("threshold", ["2", "high", "nan"])
