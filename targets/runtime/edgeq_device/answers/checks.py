@@ -34,7 +34,8 @@ def find_unit(boxes: Any) -> str:
     much further than two pixels.
     """
     finite = np.asarray(boxes, np.float64)[np.isfinite(boxes).all(axis=1)]
-    return "share" if finite.size and np.abs(finite).max() <= _LARGEST_SHARE else "pixel"
+    # Only zeros, the rows of an image without objects, do not show it either.
+    return "share" if 0 < np.abs(finite).max(initial=0.0) <= _LARGEST_SHARE else "pixel"
 
 
 def to_pixels(boxes: Any, unit: Any, size: Tuple[int, int]) -> Any:

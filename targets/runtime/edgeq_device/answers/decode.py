@@ -54,6 +54,9 @@ def decode(
 
 def _decode_objects(outputs: Mapping[str, Any], head: Head, frame: Frame, family: Family) -> Answer:
     assert family.candidates is not None
+    # Such a model gets the size of the stored image as an input, and its boxes are in pixels of that image.
+    if head.parameters.get("frame") == "image":
+        frame = Frame.of(*frame.original)
     thresholds = {**family.thresholds, **head.thresholds}
     objects = suppress(
         family.candidates(outputs, head, frame.size),

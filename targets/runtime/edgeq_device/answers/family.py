@@ -28,6 +28,8 @@ class View:
         classes: number of classes, if labels or metadata state it.
         keypoints: (number of keypoints, values for each), if metadata states it.
         hints: further facts that a file states about the model, such as {"boxes": "corners"}.
+        inputs: names of the model's inputs.
+        forced: whether the user has named the family. The shapes of the outputs suffice then.
     """
 
     outputs: Outputs
@@ -35,6 +37,8 @@ class View:
     classes: Optional[int] = None
     keypoints: Optional[Tuple[int, int]] = None
     hints: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Tuple[str, ...] = ()
+    forced: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,6 @@ class Family:
         thresholds: the default thresholds. Without "iou", nothing is suppressed.
         preprocess: name of the preprocessing that models of this family are trained with; "" if there are several.
         rotated: whether suppression compares rotated boxes.
-        own_scores: whether `fit` is so strict that it needs no other fact about the model.
     """
 
     name: str

@@ -38,12 +38,14 @@ def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
 def fit(view: View) -> Optional[Fit]:
     """Accept one output [1, 4 + C, N] whose sizes are not negative and whose scores are 0 to 1."""
     only = single_rows(view.outputs)
-    if only is None or len(view.outputs) != 1:
+    if only is None or (len(view.outputs) != 1 and not view.forced):
         return None
     name, array = only
+    if view.forced and len(array) >= array.shape[1]:
+        array = array.T
     if not 5 <= len(array) < array.shape[1] or (view.classes is not None and view.classes != len(array) - 4):
         return None
-    if not are_scores(array[4:]) or array[2:4].min() < 0:
+    if not view.forced and (not are_scores(array[4:]) or array[2:4].min() < 0):
         return None
     return Fit({"rows": name}, {"unit": find_unit(array[:4].T)})
 
