@@ -74,7 +74,7 @@ def find_head(
     """
     if choice is not None and choice.family == NONE:
         return None
-    view = make_view(session, signature, sample, facts)
+    view = make_view(session, signature, sample, facts, forced=choice is not None)
     if choice is not None:
         family = _load(choice.family)
         fit = family.fit(view)
@@ -108,8 +108,14 @@ def find_head(
     return head
 
 
-def make_view(session: Session, signature: Signature, sample: Sample, facts: ModelFacts) -> View:
-    """Return what is known about a model: its outputs for one sample, its input's size, and the stated facts."""
+def make_view(
+    session: Session, signature: Signature, sample: Sample, facts: ModelFacts, *, forced: bool = False
+) -> View:
+    """Return what is known about a model: its outputs for one sample, its input's size, and the stated facts.
+
+    Args:
+        forced: whether the user has named the family.
+    """
     frame = find_frame(sample.context)
     spec = signature.inputs[0]
     size = frame.size if frame is not None else model_size(spec) or (0, 0)
@@ -119,6 +125,8 @@ def make_view(session: Session, signature: Signature, sample: Sample, facts: Mod
         classes=len(facts.labels.value) if facts.labels is not None else None,
         keypoints=facts.keypoints.value if facts.keypoints is not None else None,
         hints=facts.hints.value if facts.hints is not None else {},
+        inputs=tuple(spec.name for spec in signature.inputs),
+        forced=forced,
     )
 
 

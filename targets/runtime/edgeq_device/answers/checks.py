@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -36,6 +36,12 @@ def find_unit(boxes: Any) -> str:
     finite = np.asarray(boxes, np.float64)[np.isfinite(boxes).all(axis=1)]
     # Only zeros, the rows of an image without objects, do not show it either.
     return "share" if 0 < np.abs(finite).max(initial=0.0) <= _LARGEST_SHARE else "pixel"
+
+
+def state_unit(boxes: Any, usual: str = "pixel") -> Dict[str, str]:
+    """Return the parameter "unit" of boxes [N, 4] if it is not the family's usual unit."""
+    unit = find_unit(boxes) if np.any(boxes) else usual
+    return {} if unit == usual else {"unit": unit}
 
 
 def to_pixels(boxes: Any, unit: Any, size: Tuple[int, int]) -> Any:

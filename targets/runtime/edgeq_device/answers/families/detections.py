@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from edgeq_device.answers.checks import find_unit, single_rows, to_pixels
+from edgeq_device.answers.checks import single_rows, state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects
@@ -34,7 +34,7 @@ def fit(view: View) -> Optional[Fit]:
         return None
     if view.classes is not None and rows[:, 5].max() >= view.classes:
         return None
-    return Fit({"rows": name}, {"unit": find_unit(rows[:, :4])})
+    return Fit({"rows": name}, state_unit(rows[:, :4]))
 
 
 FAMILY = Family(

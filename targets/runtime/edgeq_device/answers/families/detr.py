@@ -60,7 +60,8 @@ def fit(view: View) -> Optional[Fit]:
     coco = view.classes == 80 and count in (90, 91)
     if not coco and view.classes not in (None, count):
         return None
-    return Fit({"boxes": pair[0], "logits": pair[1]}, {"scores": scores, **(find_numbers(count - 1, 80, count - 90) if coco else {})})
+    numbers = find_numbers(count - 1, 80, count - 90) if coco else {}
+    return Fit({"boxes": pair[0], "logits": pair[1]}, {"scores": scores, **numbers})
 
 
 def are_queries(boxes: Any, logits: Any) -> bool:

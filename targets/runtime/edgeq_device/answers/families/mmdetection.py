@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from edgeq_device.answers.checks import find_unit, to_pixels
+from edgeq_device.answers.checks import state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects
@@ -35,7 +35,7 @@ def fit(view: View) -> Optional[Fit]:
         return None
     if view.classes is not None and numbers.max(initial=0) >= view.classes:
         return None
-    return Fit({"rows": rows[0], "labels": labels[0]}, {"unit": find_unit(values[:, :4])})
+    return Fit({"rows": rows[0], "labels": labels[0]}, state_unit(values[:, :4]))
 
 
 FAMILY = Family(

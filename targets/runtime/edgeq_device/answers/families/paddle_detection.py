@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from edgeq_device.answers.checks import find_unit, to_pixels
+from edgeq_device.answers.checks import state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects
@@ -34,7 +34,7 @@ def fit(view: View) -> Optional[Fit]:
     # Corners come before scores elsewhere, and then the second column is not a score.
     if not view.forced and not are_selected(values[:, 2:], values[:, 1], values[:, 0]):
         return None
-    return Fit({"rows": rows[0]}, {"unit": find_unit(values[:, 2:]), **find_size_inputs(view.inputs)})
+    return Fit({"rows": rows[0]}, {**state_unit(values[:, 2:]), **find_size_inputs(view.inputs)})
 
 
 FAMILY = Family(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from edgeq_device.answers.checks import are_scores, find_unit, to_pixels
+from edgeq_device.answers.checks import are_scores, state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects, pick_best_class
@@ -31,7 +31,7 @@ def fit(view: View) -> Optional[Fit]:
     boxes, scores = (view.outputs[name][0] for name in pair)
     if not view.forced and (len(scores) >= len(boxes) or not are_scores(scores) or not are_corners(boxes)):
         return None
-    return Fit({"boxes": pair[0], "scores": pair[1]}, {"unit": find_unit(boxes), **find_size_inputs(view.inputs)})
+    return Fit({"boxes": pair[0], "scores": pair[1]}, {**state_unit(boxes), **find_size_inputs(view.inputs)})
 
 
 FAMILY = Family(

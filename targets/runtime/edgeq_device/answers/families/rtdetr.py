@@ -42,7 +42,7 @@ def fit(view: View) -> Optional[Fit]:
         scores = rows[:, 4:5] if selected else rows[:, 4:]
         if grid or not are_centred_shares(rows[:, :4]) or not are_scores(scores) or len(rows) < rows.shape[1]:
             return None
-    return Fit({"rows": name}, {"unit": "share", **({"selected": True} if selected else {})})
+    return Fit({"rows": name}, {"selected": True} if selected else {})
 
 
 FAMILY = Family(

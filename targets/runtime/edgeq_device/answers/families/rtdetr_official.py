@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from edgeq_device.answers.checks import find_unit, to_pixels
+from edgeq_device.answers.checks import state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects
@@ -38,7 +38,7 @@ def fit(view: View) -> Optional[Fit]:
     if not len(box) == len(label) == len(score) or not (view.forced or are_selected(box, score, label)):
         return None
     numbers = find_numbers(int(label.max(initial=0)), view.classes, 0)
-    parameters = {"unit": find_unit(box), **numbers, **find_size_inputs(view.inputs)}
+    parameters = {**state_unit(box), **numbers, **find_size_inputs(view.inputs)}
     return Fit({"boxes": boxes[0], "labels": labels[0], "scores": scores[0]}, parameters)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.answers.checks import are_scores, find_unit, to_pixels
+from edgeq_device.answers.checks import are_scores, state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.grids import find_strides
 from edgeq_device.answers.head import Head
@@ -46,8 +46,7 @@ def fit(view: View) -> Optional[Fit]:
             return None
         if not have_background(scores) and find_strides(len(boxes), view.size):
             return None
-    unit = find_unit(boxes) if np.any(boxes) else "share"
-    return Fit({"boxes": pair[0], "scores": pair[1]}, {"unit": unit})
+    return Fit({"boxes": pair[0], "scores": pair[1]}, state_unit(boxes, "share"))
 
 
 FAMILY = Family(

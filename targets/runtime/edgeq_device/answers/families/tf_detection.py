@@ -13,7 +13,7 @@ from typing import Dict, Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.answers.checks import are_scores, find_unit, to_pixels
+from edgeq_device.answers.checks import are_scores, state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects
@@ -68,8 +68,7 @@ def fit(view: View) -> Optional[Fit]:
         return None
     offset = 1 if "detection_classes" in roles["classes"] else 0
     numbers = find_numbers(int(classes.max(initial=0)), view.classes, offset)
-    unit = find_unit(boxes[0]) if boxes.any() else "share"
-    return Fit(roles, {"unit": unit, **numbers})
+    return Fit(roles, {**state_unit(boxes[0], "share"), **numbers})
 
 
 FAMILY = Family(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from edgeq_device.answers.checks import find_unit, to_pixels
+from edgeq_device.answers.checks import state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects
@@ -39,7 +39,7 @@ def fit(view: View) -> Optional[Fit]:
     if len(box) and not (view.forced or are_selected(box, score, label)):
         return None
     numbers = find_numbers(int(label.max(initial=0)), view.classes, 1)
-    return Fit({"boxes": boxes[0], "labels": labels[0], "scores": scores[0]}, {"unit": find_unit(box), **numbers})
+    return Fit({"boxes": boxes[0], "labels": labels[0], "scores": scores[0]}, {**state_unit(box), **numbers})
 
 
 FAMILY = Family(

@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.answers.checks import are_scores, find_unit, to_pixels
+from edgeq_device.answers.checks import are_scores, state_unit, to_pixels
 from edgeq_device.answers.families.ssd import have_background
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.grids import find_strides
@@ -54,23 +54,21 @@ def _find_batch(outputs: Outputs) -> Optional[Dict[str, str]]:
 def fit(view: View) -> Optional[Fit]:
     """Accept any of the three forms. Boxes of the first are one for each cell of the grid."""
     outputs = view.outputs
-    boxes: Any
+    classes: Any = None
+    selected = len(outputs) != 2
     if len(outputs) == 1:
         ((name, rows),) = outputs.items()
-        right = rows.ndim == 2 and rows.shape[1] == 7
-        roles, selected = ({"rows": name} if right else None), True
-        boxes, scores, classes = (rows[:, 1:5], rows[:, 5], rows[:, 6]) if right else (None, None, None)
-    elif len(outputs) == 4:
-        roles, selected = _find_batch(outputs), True
-        if roles is not None:
-            boxes, scores, classes = (outputs[roles[role]][0] for role in ("boxes", "scores", "classes"))
+        if rows.ndim != 2 or rows.shape[1] != 7:
+            return None
+        roles = {"rows": name}
+        boxes, scores, classes = rows[:, 1:5], rows[:, 5], rows[:, 6]
     else:
-        pair, selected = find_pair(outputs), False
-        roles = {"boxes": pair[0], "scores": pair[1]} if pair is not None and len(outputs) == 2 else None
-        if roles is not None:
-            boxes, scores, classes = (*(outputs[roles[role]][0] for role in ("boxes", "scores")), None)
-    if roles is None:
-        return None
+        pair = find_pair(outputs) if not selected else None
+        roles = {"boxes": pair[0], "scores": pair[1]} if pair else _find_batch(outputs) or {}
+        if not roles:
+            return None
+        boxes, scores = outputs[roles["boxes"]][0], outputs[roles["scores"]][0]
+        classes = outputs[roles["classes"]][0] if selected else None
     if not selected and view.classes not in (None, scores.shape[1]):
         return None
     if not view.forced:
@@ -80,7 +78,7 @@ def fit(view: View) -> Optional[Fit]:
             return None
         if not selected and have_background(scores):
             return None
-    return Fit(roles, {"unit": find_unit(boxes)})
+    return Fit(roles, state_unit(boxes))
 
 
 FAMILY = Family(

@@ -11,7 +11,7 @@ from typing import Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.answers.checks import are_scores, find_unit, single_rows, to_pixels
+from edgeq_device.answers.checks import are_scores, single_rows, state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects, to_corners
@@ -34,7 +34,7 @@ def fit(view: View) -> Optional[Fit]:
     right = are_scores(rows[:, 4]) and are_numbers(rows[:, 5]) and rows[:, 2:4].min() >= 0
     if not view.forced and not (right and np.abs(rows[:, 6]).max() <= np.pi):
         return None
-    return Fit({"rows": name}, {"unit": find_unit(rows[:, :4])})
+    return Fit({"rows": name}, state_unit(rows[:, :4]))
 
 
 FAMILY = Family(

@@ -13,7 +13,7 @@ from typing import Any, Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.answers.checks import are_scores, find_unit, single_rows, to_pixels
+from edgeq_device.answers.checks import are_scores, single_rows, state_unit, to_pixels
 from edgeq_device.answers.families.yolov8 import read_rows
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
@@ -62,7 +62,7 @@ def fit(view: View) -> Optional[Fit]:
     if not are_scores(array[4:-count]) or array[2:4].min() < 0:
         return None
     layout = {"layout": "NHWC"} if last else {}
-    return Fit({"rows": name, "prototypes": prototype_name}, {"unit": find_unit(array[:4].T), **layout})
+    return Fit({"rows": name, "prototypes": prototype_name}, {**state_unit(array[:4].T), **layout})
 
 
 FAMILY = Family(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from edgeq_device.answers.checks import find_unit, single_rows, to_pixels
+from edgeq_device.answers.checks import single_rows, state_unit, to_pixels
 from edgeq_device.answers.families.yolo_seg import masks
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
@@ -38,7 +38,7 @@ def fit(view: View) -> Optional[Fit]:
     if not view.forced and not are_selected(rows[:, :4], rows[:, 4], rows[:, 5]):
         return None
     layout = {"layout": "NHWC"} if count != array.shape[1] else {}
-    return Fit({"rows": name, "prototypes": prototype}, {"unit": find_unit(rows[:, :4]), **layout})
+    return Fit({"rows": name, "prototypes": prototype}, {**state_unit(rows[:, :4]), **layout})
 
 
 FAMILY = Family(

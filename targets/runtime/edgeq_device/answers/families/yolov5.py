@@ -13,7 +13,7 @@ from typing import Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.answers.checks import are_scores, find_unit, single_rows, to_pixels
+from edgeq_device.answers.checks import are_scores, single_rows, state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.grids import find_strides
 from edgeq_device.answers.head import Head
@@ -38,14 +38,15 @@ def fit(view: View) -> Optional[Fit]:
         return None
     name, rows = only
     boxes = np.asarray(rows[:, :4], np.float64)
-    unit = find_unit(boxes)
+    unit = state_unit(boxes)
     if not view.forced:
-        # The cells tell these rows from queries and from objects that the graph has selected.
-        if not any(len(rows) % each == 0 and find_strides(len(rows) // each, view.size) for each in (1, 3)):
+        # Queries are shares, too. The number of cells tells these rows from them.
+        grid = any(len(rows) % each == 0 and find_strides(len(rows) // each, view.size) for each in (1, 3))
+        if rows.shape[1] >= len(rows) or (unit and not grid):
             return None
         if not are_scores(rows[:, 4:]) or boxes[:, 2:].min() < 0 or are_logarithms(boxes):
             return None
-    return Fit({"rows": name}, {"unit": unit})
+    return Fit({"rows": name}, unit)
 
 
 def are_logarithms(boxes: np.ndarray) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from edgeq_device.answers.checks import find_unit, to_pixels
+from edgeq_device.answers.checks import state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects
@@ -30,7 +30,7 @@ def fit(view: View) -> Optional[Fit]:
         return None
     if not view.forced and (rows[:, 0].any() or not are_selected(rows[:, 1:5], rows[:, 6], rows[:, 5])):
         return None
-    return Fit({"rows": str(name)}, {"unit": find_unit(rows[:, 1:5])})
+    return Fit({"rows": str(name)}, state_unit(rows[:, 1:5]))
 
 
 FAMILY = Family(

@@ -12,7 +12,7 @@ from typing import Any, Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.answers.checks import are_scores, find_unit, single_rows, to_pixels
+from edgeq_device.answers.checks import are_scores, single_rows, state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects, pick_best_class, to_corners
@@ -47,7 +47,7 @@ def fit(view: View) -> Optional[Fit]:
         return None
     if not view.forced and (not are_scores(array[4:]) or array[2:4].min() < 0):
         return None
-    return Fit({"rows": name}, {"unit": find_unit(array[:4].T)})
+    return Fit({"rows": name}, state_unit(array[:4].T))
 
 
 FAMILY = Family(
