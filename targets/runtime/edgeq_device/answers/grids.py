@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 Size = Tuple[int, int]
+_STRIDES = (4, 8, 16, 32, 64, 128)
 # The levels of YOLO-like models; of small ones, of P6 and of P2 variants.
 _LEVELS = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 
@@ -70,19 +71,24 @@ def find_strides(count: int, size: Size, up: bool = False) -> Optional[Tuple[int
     return next(fitting, None)
 
 
-def read_level(array: Any, size: Size) -> Tuple[int, Any]:
-    """Return the stride and the content [channels, h, w] of a level [1, channels, h, w] or [1, h, w, channels].
+def read_levels(arrays: Mapping[str, Any], size: Size) -> Dict[str, Tuple[int, Any]]:
+    """Return name → stride and content [channels, h, w] of levels [1, channels, h, w], or all [1, h, w, channels].
 
     Raises:
-        ValueError: the array is not a level of an input of `size`.
+        ValueError: an array is not a level of an input of `size`.
     """
-    if array.ndim == 4 and len(array) == 1 and array.size:
-        for level in (array[0], array[0].transpose(2, 0, 1)):
-            height, width = level.shape[1:]
-            stride = size[0] // width
-            if stride in (4, 8, 16, 32, 64, 128) and (width * stride, height * stride) == tuple(size):
-                return stride, np.asarray(level, np.float64)
-    raise ValueError(f"{list(array.shape)} is not a level of an input of {size[0]}x{size[1]}")
+    # A level whose sides equal its channels fits both layouts; the others of the model decide.
+    for axes in ((0, 1, 2), (2, 0, 1)):
+        levels = {}
+        for name, array in arrays.items():
+            if array.ndim == 4 and len(array) == 1 and array.size:
+                level = array[0].transpose(axes)
+                stride = size[0] // level.shape[2]
+                if stride in _STRIDES and (level.shape[2] * stride, level.shape[1] * stride) == tuple(size):
+                    levels[name] = stride, np.asarray(level, np.float64)
+        if levels and len(levels) == len(arrays):
+            return levels
+    raise ValueError(f"the outputs are not levels of an input of {size[0]}x{size[1]}")
 
 
 def read_anchors(value: Any, levels: int) -> Any:
@@ -97,56 +103,49 @@ def read_anchors(value: Any, levels: int) -> Any:
     return np.asarray(value, np.float64).reshape(levels, 3, 2)
 
 
-def split_anchor_level(array: Any, size: Size) -> Tuple[int, Any]:
-    """Return the stride and the content [3, columns, h, w] of a level [1, 3 * columns, h, w] (or with its channels
-    at the end) or [1, 3, h, w, columns].
+def read_anchor_levels(outputs: Mapping[str, Any], size: Size) -> List[Tuple[int, Any]]:
+    """Return stride and content [3, columns, h, w] of levels with three anchors a cell, the finest level first.
+
+    Args:
+        outputs: arrays [1, 3 * columns, h, w] (or with their channels at the end) or [1, 3, h, w, columns].
 
     Raises:
-        ValueError: the array is not such a level, or has fewer than 6 columns.
+        ValueError: the arrays are not such levels, of different strides and at least 6 columns.
     """
-    if array.ndim == 5 and array.shape[1] == 3:
-        array = array.transpose(0, 1, 4, 2, 3).reshape(len(array), -1, *array.shape[2:4])
-    stride, level = read_level(array, size)
-    if len(level) % 3 or len(level) < 18:
-        raise ValueError(f"{len(level)} channels are not 3 * (5 + classes)")
-    return stride, level.reshape(3, -1, *level.shape[1:])
-
-
-def read_anchor_levels(arrays: Sequence[Any], anchors: Any, size: Size) -> Tuple[Any, Any, Any, Any]:
-    """Return the rows of levels with three anchors a cell: values [N, columns], cells [N, 2], strides [N, 1], anchors
-    [N, 2]. The levels may be in any order.
-
-    Raises:
-        ValueError: the arrays are not levels of different strides.
-    """
-    levels = sorted((split_anchor_level(array, size) for array in arrays), key=lambda pair: pair[0])
-    strides = [stride for stride, _ in levels]
-    if not levels or len(set(strides)) != len(strides) or len({level.shape[1] for _, level in levels}) != 1:
+    flat = {}
+    for name, array in outputs.items():
+        if array.ndim == 5 and array.shape[1] == 3:
+            array = array.transpose(0, 1, 4, 2, 3).reshape(len(array), -1, *array.shape[2:4])
+        flat[name] = array
+    levels = sorted(read_levels(flat, size).values(), key=lambda pair: pair[0])
+    channels = {len(level) for _, level in levels}
+    if len({stride for stride, _ in levels}) != len(levels) or len(channels) != 1 or not 2 <= len(levels) <= 4:
         raise ValueError("the levels do not belong together")
-    sizes = read_anchors(anchors, len(levels))
+    if min(channels) % 3 or min(channels) < 18:
+        raise ValueError(f"{min(channels)} channels are not 3 * (5 + classes)")
+    return [(stride, level.reshape(3, -1, *level.shape[1:])) for stride, level in levels]
+
+
+def list_anchor_rows(levels: Sequence[Tuple[int, Any]], anchors: Any, size: Size) -> Tuple[Any, Any, Any, Any]:
+    """Return the rows of such levels: values [N, columns], cells [N, 2], strides [N, 1], anchors [N, 2]."""
     values, cells, steps, extents = [], [], [], []
-    for (stride, level), boxes in zip(levels, sizes):
-        rows = level.transpose(0, 2, 3, 1).reshape(3, -1, level.shape[1])
+    for (stride, level), boxes in zip(levels, read_anchors(anchors, len(levels))):
+        values.append(level.transpose(0, 2, 3, 1).reshape(-1, level.shape[1]))
         places, step = lay_cells(size, (stride,))
-        values.append(rows.reshape(-1, rows.shape[2]))
         cells.append(np.tile(places, (3, 1)))
         steps.append(np.tile(step, (3, 1)))
         extents.append(np.repeat(boxes, len(places), axis=0))
-    return tuple(map(np.concatenate, (values, cells, steps, extents)))  # type: ignore[return-value]
+    rows, places, strides, sizes = map(np.concatenate, (values, cells, steps, extents))
+    return rows, places, strides, sizes
 
 
 def find_anchor_levels(outputs: Mapping[str, Any], size: Size, classes: Optional[int]) -> Optional[List[Any]]:
     """Return the contents [3, columns, h, w] of outputs that are all levels with three anchors, or None."""
     try:
-        levels = [split_anchor_level(array, size) for array in outputs.values() if array.dtype.kind == "f"]
+        levels = [level for _, level in read_anchor_levels(outputs, size)]
     except ValueError:
         return None
-    columns = {level.shape[1] for _, level in levels}
-    if len(levels) != len(outputs) or len(columns) != 1 or len({stride for stride, _ in levels}) != len(levels):
-        return None
-    if not 2 <= len(levels) <= 4 or classes not in (None, columns.pop() - 5):
-        return None
-    return [level for _, level in levels]
+    return levels if classes in (None, levels[0].shape[1] - 5) else None
 
 
 def expect_distances(logits: Any, bins: int) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgeq_device.answers.checks import are_scores
 from edgeq_device.answers.family import Family, Fit, Outputs, View
-from edgeq_device.answers.grids import read_level, sigmoid
+from edgeq_device.answers.grids import read_levels, sigmoid
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects, to_corners
 from edgeq_device.answers.rows import is_named
@@ -24,9 +24,8 @@ _LIMIT = 1000
 
 def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
     """Return the best peaks of the heatmap."""
-    (stride, heat), (_, sizes), (_, offsets) = (
-        read_level(outputs[head.outputs[role]], size) for role in ("heat", "sizes", "offsets")
-    )
+    levels = read_levels({role: outputs[name] for role, name in head.outputs.items()}, size)
+    (stride, heat), (_, sizes), (_, offsets) = (levels[role] for role in ("heat", "sizes", "offsets"))
     heat = sigmoid(heat) if head.parameters["scores"] == "logits" else heat
     padded = np.pad(heat, ((0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
     height, width = heat.shape[1:]
@@ -42,7 +41,7 @@ def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
 def fit(view: View) -> Optional[Fit]:
     """Accept a map of scores and two maps of pairs. The smaller pairs are the offsets, if no name says it."""
     try:
-        levels = {name: read_level(array, view.size) for name, array in view.outputs.items()}
+        levels = read_levels(view.outputs, view.size)
     except ValueError:
         return None
     pairs = [name for name, (_, level) in levels.items() if len(level) == 2]

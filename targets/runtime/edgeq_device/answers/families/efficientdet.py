@@ -18,7 +18,7 @@ import numpy as np
 
 from edgeq_device.answers.checks import are_scores
 from edgeq_device.answers.family import Family, Fit, Outputs, View
-from edgeq_device.answers.grids import count_cells, exp, lay_cells, read_level, sigmoid
+from edgeq_device.answers.grids import count_cells, exp, lay_cells, read_levels, sigmoid
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects, pick_best_class, to_corners
 from edgeq_device.answers.rows import are_corners, find_pair, is_named
@@ -47,8 +47,8 @@ def _read(outputs: Outputs, size: Tuple[int, int], roles: Mapping[str, str]) -> 
     if "boxes" in roles:
         return tuple(np.asarray(outputs[roles[role]][0], np.float64) for role in ("boxes", "scores"))  # type: ignore
     parts: Dict[Tuple[str, int], Any] = {}
-    for role, name in roles.items():
-        stride, level = read_level(outputs[name], size)
+    named = {role: outputs[name] for role, name in roles.items()}
+    for role, (stride, level) in read_levels(named, size).items():
         parts[role[:5], stride] = level.transpose(1, 2, 0).reshape(level.shape[1] * level.shape[2] * len(_SHAPES), -1)
     # The levels are sorted by stride, whatever their order in the model.
     joined = [np.concatenate([parts[kind, stride] for stride in _STRIDES]) for kind in ("boxes", "score")]
@@ -57,13 +57,10 @@ def _read(outputs: Outputs, size: Tuple[int, int], roles: Mapping[str, str]) -> 
 
 def _find_levels(view: View) -> Optional[Dict[str, str]]:
     """Return the roles of five levels of boxes and five of scores. With four classes, the names decide."""
-    levels: Dict[str, Tuple[int, int]] = {}
-    for name, array in view.outputs.items():
-        try:
-            stride, level = read_level(array, view.size)
-        except ValueError:
-            return None
-        levels[name] = stride, len(level)
+    try:
+        levels = {n: (stride, len(level)) for n, (stride, level) in read_levels(view.outputs, view.size).items()}
+    except ValueError:
+        return None
     boxes = [name for name, (_, channels) in levels.items() if channels == 4 * len(_SHAPES)]
     if len(boxes) > len(_STRIDES):
         boxes = [name for name in boxes if is_named(name, "box", "regress")]

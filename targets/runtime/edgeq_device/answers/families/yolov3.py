@@ -15,15 +15,15 @@ from typing import Optional, Tuple
 import numpy as np
 
 from edgeq_device.answers.family import Family, Fit, Outputs, View
-from edgeq_device.answers.grids import exp, find_anchor_levels, read_anchor_levels, sigmoid
+from edgeq_device.answers.grids import exp, find_anchor_levels, list_anchor_rows, read_anchor_levels, sigmoid
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects, pick_best_class, to_corners
 
 
 def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
     """Return the best class of each anchor in each cell."""
-    arrays = [outputs[name] for name in head.outputs.values()]
-    rows, cells, stride, anchors = read_anchor_levels(arrays, head.parameters.get("anchors"), size)
+    levels = read_anchor_levels({name: outputs[name] for name in head.outputs.values()}, size)
+    rows, cells, stride, anchors = list_anchor_rows(levels, head.parameters.get("anchors"), size)
     boxes = np.concatenate([(cells + sigmoid(rows[:, :2])) * stride, anchors * exp(rows[:, 2:4])], axis=1)
     scores = sigmoid(rows[:, 4:])
     return pick_best_class(to_corners(boxes), scores[:, :1] * scores[:, 1:])

@@ -17,15 +17,15 @@ import numpy as np
 
 from edgeq_device.answers.checks import are_scores
 from edgeq_device.answers.family import Family, Fit, Outputs, View
-from edgeq_device.answers.grids import find_anchor_levels, read_anchor_levels, sigmoid
+from edgeq_device.answers.grids import find_anchor_levels, list_anchor_rows, read_anchor_levels, sigmoid
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects, pick_best_class, to_corners
 
 
 def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
     """Return the best class of each anchor in each cell."""
-    arrays = [outputs[name] for name in head.outputs.values()]
-    rows, cells, stride, anchors = read_anchor_levels(arrays, head.parameters.get("anchors"), size)
+    levels = read_anchor_levels({name: outputs[name] for name in head.outputs.values()}, size)
+    rows, cells, stride, anchors = list_anchor_rows(levels, head.parameters.get("anchors"), size)
     if head.parameters.get("scores") != "probabilities":
         rows = sigmoid(rows)
     boxes = np.concatenate([(2 * rows[:, :2] - 0.5 + cells) * stride, (2 * rows[:, 2:4]) ** 2 * anchors], axis=1)

@@ -16,7 +16,7 @@ import numpy as np
 
 from edgeq_device.answers.checks import are_scores
 from edgeq_device.answers.family import Family, Fit, Outputs, View
-from edgeq_device.answers.grids import add_distances, expect_distances, lay_cells, read_level, sigmoid
+from edgeq_device.answers.grids import add_distances, expect_distances, lay_cells, read_levels, sigmoid
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects, pick_best_class
 
@@ -27,7 +27,8 @@ def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
     """Return the best class of each cell."""
     bins = int(head.parameters.get("bins", _BINS))
     boxes, scores = [], []
-    for stride, distances, logits, _ in _read_levels(outputs, bins, size):
+    named = {name: outputs[name] for name in head.outputs.values()}
+    for stride, distances, logits, _ in _read_levels(named, bins, size):
         cells, _step = lay_cells(size, (stride,))
         reach = expect_distances(distances.reshape(4 * bins, -1).T, bins)
         boxes.append(add_distances(cells + 0.5, reach) * stride)
@@ -39,8 +40,7 @@ def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
 def _read_levels(outputs: Outputs, bins: int, size: Tuple[int, int]) -> List[Tuple[int, Any, Any, List[str]]]:
     """Return stride, distributions [4 * bins, h, w], scores [C, h, w] and names of each level, by stride."""
     groups: Any = {}
-    for name, array in outputs.items():
-        stride, level = read_level(array, size)
+    for name, (stride, level) in read_levels(outputs, size).items():
         groups.setdefault(stride, []).append((name, level))
     levels = []
     for stride, parts in sorted(groups.items()):
