@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
+from edgeq_device.answers.decode import NOT_OF_THE_HEAD
 from edgeq_device.answers.family import Family, Fit, View, load_family
 from edgeq_device.answers.head import Head
 
@@ -83,8 +85,9 @@ class FamilyDecode:
         problem = ""
         if bound is not None and bound.head is not None:
             try:
-                return self.family.candidates(outputs, bound.head, size)
-            except (ValueError, KeyError, TypeError, IndexError) as error:
+                with np.errstate(invalid="ignore", over="ignore"):
+                    return self.family.candidates(outputs, bound.head, size)
+            except NOT_OF_THE_HEAD as error:
                 problem = f" ({error})"
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
         raise UsageError(

@@ -14,6 +14,7 @@ from edgeq_device.answers.objects import Objects
 _COCO_GAPS = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
 _COCO_CLASSES, _COCO_NUMBERS = 80, 90
 _QUERIES = 1000
+_MOST_CLASSES = 2**31
 
 SIZE_INPUTS: Mapping[str, str] = {
     "orig_target_sizes": "stored width, height",
@@ -109,7 +110,9 @@ def list_objects(boxes: Any, scores: Any, classes: Any, parameters: Mapping[str,
         parameters: those of the head. "offset" is the number of the first class, and "numbers" is "coco" where classes
             are numbered as COCO does it, with gaps.
     """
-    classes = np.asarray(classes).reshape(-1).astype(np.int64)
+    numbers = np.asarray(classes, np.float64).reshape(-1)
+    # Larger numbers, infinity and NaN differ between processors when they become integers.
+    classes = np.where(np.abs(numbers) < _MOST_CLASSES, numbers, -1).astype(np.int64)
     objects = Objects(np.asarray(boxes, np.float64), np.asarray(scores, np.float64).reshape(-1), classes, **optional)
     classes = classes - int(parameters.get("offset", 0))
     if parameters.get("numbers") == "coco":
