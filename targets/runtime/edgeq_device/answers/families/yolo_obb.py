@@ -1,14 +1,15 @@
-"""YOLOv8 and 11 with rotated boxes, decoded in the graph.
+"""YOLOv8, 11 and 26 with rotated boxes, decoded in the graph.
 
-    rows [1, 4 + C + 1, N]: centre x, centre y, width, height, class scores after their sigmoid, angle in radians
+    rows [1, 4 + C + 1, N]: centre x, centre y, width, height, class scores after their sigmoid, angle
+    rows [1, N, 7]: centre x, centre y, width, height, score, class, angle; the graph has selected the objects
 
-The box is given in the frame of its own rotation; the angle is -pi/4 to 3 pi/4, clockwise. Boxes are suppressed by
-their probabilistic IoU. Source: Ultralytics, nn/modules/head.py, class OBB.
+The box is given in the frame of its own rotation; the angle is in radians, clockwise. Boxes are suppressed by their
+probabilistic IoU. Source: Ultralytics, nn/modules/head.py, class OBB; engine/exporter.py, class NMSModel.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Optional, Tuple
 
 import numpy as np
 
@@ -17,40 +18,43 @@ from edgeq_device.answers.families.yolov8 import read_rows
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects, pick_best_class, to_corners
+from edgeq_device.answers.rows import are_numbers, drop_batch, list_objects
 
 
 def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
     """Return the best class of each row, with the row's angle."""
-    rows = read_rows(outputs, head.outputs["rows"])
+    name, selected = head.outputs["rows"], head.parameters.get("selected")
+    rows = drop_batch(outputs[name], 2) if selected else read_rows(outputs, name)
     if rows.shape[1] < 6:
         raise ValueError("a row has fewer than 6 columns")
-    boxes = to_pixels(rows[:, :4], head.parameters.get("unit", "pixel"), size)
-    return pick_best_class(to_corners(boxes), rows[:, 4:-1], angles=rows[:, -1])
-
-
-def are_angles(values: Any) -> bool:
-    """Return whether values [N] can be angles, and cannot be scores."""
-    inside = values.size and values.min() >= -np.pi / 4 - 0.01 and values.max() <= 3 * np.pi / 4 + 0.01
-    return bool(inside) and not are_scores(values)
+    boxes = to_corners(to_pixels(rows[:, :4], head.parameters.get("unit", "pixel"), size))
+    if selected:
+        return list_objects(boxes, rows[:, 4], rows[:, 5], head.parameters, angles=rows[:, 6])
+    return pick_best_class(boxes, rows[:, 4:-1], angles=rows[:, -1])
 
 
 def fit(view: View) -> Optional[Fit]:
-    """Accept one output [1, 5 + C, N] whose last row is angles."""
+    """Accept one output whose last column is angles, -pi/4 to 3 pi/4, and not scores."""
     only = single_rows(view.outputs)
     if only is None or len(view.outputs) != 1:
         return None
     name, array = only
-    if not 6 <= len(array) < array.shape[1] or view.classes not in (None, len(array) - 5):
+    selected = array.shape[1] == 7 and are_scores(array[:, 4]) and are_numbers(array[:, 5])
+    rows = array if selected else array.T
+    if not selected and (not 6 <= len(array) < array.shape[1] or view.classes not in (None, len(array) - 5)):
         return None
-    if not view.forced and (not are_scores(array[4:-1]) or array[2:4].min() < 0 or not are_angles(array[-1])):
+    turned = np.abs(rows[:, -1] - np.pi / 4).max(initial=0) <= np.pi / 2 + 0.01
+    if not view.forced and (not turned or rows[:, 2:4].min(initial=0) < 0):
         return None
-    return Fit({"rows": name}, state_unit(array[:4].T))
+    if not (view.forced or selected or (are_scores(rows[:, 4:-1]) and not are_scores(rows[:, -1]))):
+        return None
+    return Fit({"rows": name}, {**state_unit(rows[:, :4]), **({"selected": True} if selected else {})})
 
 
 FAMILY = Family(
     "yolo-obb",
     "obb",
-    "rows [1, 4 + classes + 1, N]",
+    "rows [1, 4 + classes + 1, N] or [1, N, 7]",
     fit,
     candidates=candidates,
     thresholds={"confidence": 0.25, "iou": 0.7, "limit": 300},
