@@ -136,6 +136,12 @@ def yolov8(truth: Truth, random: np.random.Generator, *, shares: bool = False) -
     return float32(output0=np.concatenate([boxes, scores], axis=1).T[None])
 
 
+def transposed(truth: Truth, random: np.random.Generator, *, encode: Callable[..., Outputs]) -> Outputs:
+    """Return an encoding whose rows and columns have changed places, as converters to .tflite write them."""
+    axes = {3: (0, 2, 1), 4: (0, 2, 3, 1)}
+    return {name: array.transpose(axes[array.ndim]) for name, array in encode(truth, random).items()}
+
+
 def yolo_obb(truth: Truth, random: np.random.Generator) -> Outputs:
     (rows,) = yolov8(truth, random).values()
     angles = random.uniform(-0.7, 2.3, rows.shape[2])
@@ -160,6 +166,12 @@ def yolox(truth: Truth, random: np.random.Generator) -> Outputs:
     centres = boxes[:, :2] / cells[:, 2:] - cells[:, :2]
     rows = [centres, np.log(boxes[:, 2:] / cells[:, 2:]), np.sqrt(best), scores / np.sqrt(best)]
     return float32(output=np.concatenate(rows, axis=1)[None])
+
+
+def yolox_decoded(truth: Truth, random: np.random.Generator) -> Outputs:
+    boxes, scores = dense(truth, random, len(lay()))
+    best = np.sqrt(scores.max(axis=1, keepdims=True))
+    return float32(output=np.concatenate([boxes, best, scores / best], axis=1)[None])
 
 
 def nanodet(truth: Truth, random: np.random.Generator) -> Outputs:

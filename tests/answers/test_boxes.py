@@ -48,6 +48,8 @@ CASES: dict[str, tuple[str, Callable[..., dict[str, np.ndarray]]]] = {
     "yolo-nas in batches": ("yolo-nas", encodings.yolo_nas_batch),
     "yolo-obb": ("yolo-obb", encodings.yolo_obb),
     "yolo-obb of selected objects": ("yolo-obb", encodings.yolo_obb_nms),
+    "yolo-obb with transposed rows": ("yolo-obb", partial(encodings.transposed, encode=encodings.yolo_obb)),
+    "yolo-seg with transposed rows": ("yolo-seg", partial(encodings.transposed, encode=encodings.yolo_seg)),
     "yolo-seg": ("yolo-seg", encodings.yolo_seg),
     "yolo-seg of selected objects": ("yolo-seg", encodings.yolo_seg_nms),
     "yolov3": ("yolov3", encodings.yolov3),
@@ -61,6 +63,8 @@ CASES: dict[str, tuple[str, Callable[..., dict[str, np.ndarray]]]] = {
     "yolov7-end2end": ("yolov7-end2end", encodings.yolov7_end2end),
     "yolov8": ("yolov8", encodings.yolov8),
     "yolov8 in shares": ("yolov8", partial(encodings.yolov8, shares=True)),
+    "yolov8 with transposed rows": ("yolov8", partial(encodings.transposed, encode=encodings.yolov8)),
+    "yolox decoded in the graph": ("yolov5", encodings.yolox_decoded),
     "yolov8-raw": ("yolov8-raw", encodings.yolov8_raw),
     "yolov8-raw of logits": ("yolov8-raw", partial(encodings.yolov8_raw, sigmoid=False)),
     "yolov8-raw in one output a level": ("yolov8-raw", partial(encodings.yolov8_raw, form="joined", sigmoid=False)),
@@ -68,9 +72,15 @@ CASES: dict[str, tuple[str, Callable[..., dict[str, np.ndarray]]]] = {
     "yolov8-raw with channels at the end": ("yolov8-raw", partial(encodings.yolov8_raw, last=True)),
     "yolox": ("yolox", encodings.yolox),
 }
-# Raw levels of four axes before their sigmoid are the same in YOLOv3 and YOLOv5: only the boxes on labelled images tell
-# the two apart, or the user.
-AMBIGUOUS = {"yolov3": {"yolov5-raw"}, "yolov5-raw in four axes": {"yolov3"}}
+# Raw levels of four axes before their sigmoid are the same in YOLOv3 and YOLOv5. The scores of one row for each cell
+# may begin with an objectness (YOLOX decoded in the graph) or with a class (YOLOv8 with transposed rows). Only the
+# stated number of classes, the boxes on labelled images, or the user tell these pairs apart.
+AMBIGUOUS = {
+    "yolov3": {"yolov5-raw"},
+    "yolov5-raw in four axes": {"yolov3"},
+    "yolov8 with transposed rows": {"yolov5"},
+    "yolox decoded in the graph": {"yolov8"},
+}
 
 # Frame → how an image of the model's size came about. All have one scale in both directions but the stretched one.
 FRAMES = {
@@ -120,6 +130,14 @@ def test_no_other_family_fits(case: str) -> None:
         outputs = encode(draw_truth(random), random)
         fitting = {other.name for other in all_families() if other.fit(View(outputs, SIZE)) is not None}
         assert fitting == {family} | AMBIGUOUS.get(case, set())
+
+
+def test_the_number_of_classes_decides() -> None:
+    for case in ("yolov8 with transposed rows", "yolox decoded in the graph", "yolov5", "yolov6"):
+        family, encode = CASES[case]
+        random = np.random.default_rng(0)
+        view = View(encode(draw_truth(random), random), SIZE, classes=encodings.CLASSES)
+        assert [other.name for other in all_families() if other.fit(view) is not None] == [family]
 
 
 def test_every_family_of_boxes_has_a_case() -> None:

@@ -22,15 +22,17 @@ def make_row_family(
     """Return the family of an output whose rows are objects.
 
     Args:
-        columns: the columns by one letter each: "xyxy" corners, "s" score, "c" class, "b" batch.
+        columns: the columns by one letter each: "xyxy" corners, "s" score, "c" class, "b" batch. Without "c", the
+            classes are integers [1, N] in an output of their own.
         rank: number of axes of the output: [N, columns] or [1, N, columns]. A count of the rows may stand beside it.
     """
-    box, score, label = columns.index("x"), columns.index("s"), columns.index("c")
+    box, score, label = columns.index("x"), columns.index("s"), columns.find("c")
 
     def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
         rows = drop_batch(outputs[head.outputs["rows"]], 2)
         boxes = to_pixels(rows[:, box : box + 4], head.parameters.get("unit", "pixel"), size)
-        return list_objects(boxes, rows[:, score], rows[:, label], head.parameters)
+        classes = rows[:, label] if label >= 0 else drop_batch(outputs[head.outputs["labels"]], 1)
+        return list_objects(boxes, rows[:, score], classes, head.parameters)
 
     def fit(view: View) -> Optional[Fit]:
         tables = [n for n, a in view.outputs.items() if a.ndim == rank and a.dtype.kind == "f"]
@@ -41,13 +43,20 @@ def make_row_family(
         rows = view.outputs[tables[0]] if rank == 2 else view.outputs[tables[0]][0]
         if rows.shape[1] != len(columns):
             return None
-        if view.classes is not None and rows[:, label].max(initial=0) >= view.classes:
+        roles = {"rows": tables[0]}
+        if label < 0:
+            labels = [n for n, a in view.outputs.items() if a.dtype.kind in "iu" and a.shape == (1, len(rows))]
+            if len(labels) != 1:
+                return None
+            roles["labels"] = labels[0]
+        classes = rows[:, label] if label >= 0 else view.outputs[roles["labels"]][0]
+        if view.classes is not None and classes.max(initial=0) >= view.classes:
             return None
         boxes = rows[:, box : box + 4]
         batch = "b" in columns and rows[:, columns.index("b")].any()
-        if not view.forced and (batch or not are_selected(boxes, rows[:, score], rows[:, label])):
+        if not view.forced and (batch or not are_selected(boxes, rows[:, score], classes)):
             return None
-        return Fit({"rows": tables[0]}, {**state_unit(boxes), **find_size_inputs(view.inputs)})
+        return Fit(roles, {**state_unit(boxes), **find_size_inputs(view.inputs)})
 
     thresholds = {"confidence": confidence, "limit": 300}
     return Family(name, "detect", title, fit, candidates=candidates, thresholds=thresholds, preprocess=preprocess)

@@ -44,6 +44,9 @@ def fit(view: View) -> Optional[Fit]:
     where it means that.
     """
     floats = {n: a for n, a in view.outputs.items() if not is_named(n, "hidden", "attention", "auxiliary")}
+    # Further outputs are those of other layers.
+    if {"logits", "pred_boxes"} <= set(floats):
+        floats = {name: floats[name] for name in ("logits", "pred_boxes")}
     pair = find_pair(floats)
     if pair is None or len(floats) > 2 or {"dets", "labels"} <= set(floats):
         return None

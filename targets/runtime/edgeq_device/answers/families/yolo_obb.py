@@ -40,8 +40,8 @@ def fit(view: View) -> Optional[Fit]:
         return None
     name, array = only
     selected = array.shape[1] == 7 and are_scores(array[:, 4]) and are_numbers(array[:, 5])
-    rows = array if selected else array.T
-    if not selected and (not 6 <= len(array) < array.shape[1] or view.classes not in (None, len(array) - 5)):
+    rows = array if selected or len(array) > array.shape[1] else array.T
+    if not selected and (not 6 <= rows.shape[1] < len(rows) or view.classes not in (None, rows.shape[1] - 5)):
         return None
     turned = np.abs(rows[:, -1] - np.pi / 4).max(initial=0) <= np.pi / 2 + 0.01
     if not view.forced and (not turned or rows[:, 2:4].min(initial=0) < 0):

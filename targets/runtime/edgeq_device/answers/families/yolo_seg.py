@@ -65,6 +65,7 @@ def fit(view: View) -> Optional[Fit]:
     roles = {"rows": name, "prototypes": prototype_name}
     if array.shape[1] == 6 + count and are_selected(array[:, :4], array[:, 4], array[:, 5]):
         return Fit(roles, {**state_unit(array[:, :4]), **layout, "selected": True})
+    array = array if len(array) < array.shape[1] else array.T
     if not 5 + count <= len(array) < array.shape[1] or view.classes not in (None, len(array) - 4 - count):
         return None
     if not view.forced and (not are_scores(array[4:-count]) or array[2:4].min() < 0):
