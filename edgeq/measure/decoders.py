@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from edgeq_device.answers.decode import NOT_OF_THE_HEAD
-from edgeq_device.answers.family import Family, Fit, View, load_family
+from edgeq_device.answers.family import Family, View, load_family
 from edgeq_device.answers.head import Head
 
 from edgeq.errors import UsageError
@@ -65,15 +65,18 @@ class FamilyDecode:
         """Return whether boxes are in pixels of the stored image, not of the model's input."""
         return self.head is not None and self.head.parameters.get("frame") == "image"
 
-    def settled(self, outputs: Outputs, size: tuple[int, int], *, forced: bool = True) -> FamilyDecode | None:
+    def settled(
+        self, outputs: Outputs, size: tuple[int, int], inputs: tuple[str, ...] = (), *, forced: bool = True
+    ) -> FamilyDecode | None:
         """Return the decoder for the model with these outputs, or None if they do not fit.
 
         Args:
+            inputs: names of the model's inputs, which show whether it gets the size of the stored image.
             forced: whether the user has named the family. The shapes of the outputs suffice then.
         """
         if self.head is not None:
             return self
-        fit = _fit(self.family, outputs, size, forced)
+        fit = self.family.fit(View(outputs, size, inputs=inputs, forced=forced))
         if fit is None:
             return None
         return replace(self, head=Head(self.family.name, dict(fit.outputs), dict(fit.parameters)))
@@ -94,10 +97,6 @@ class FamilyDecode:
             f"decoder {self.family.name} takes {self.family.title}, but the model gives {shapes}{problem}",
             "Choose another ⟨decoder⟩, or give your own as path.py:function",
         )
-
-
-def _fit(family: Family, outputs: Outputs, size: tuple[int, int], forced: bool) -> Fit | None:
-    return family.fit(View(outputs, size, forced=forced))
 
 
 @dataclass(frozen=True)
@@ -133,14 +132,14 @@ REGISTRY: Registry[Decoder] = Registry(
 )
 
 
-def recognise(outputs: Outputs, size: tuple[int, int]) -> list[Decoder]:
+def recognise(outputs: Outputs, size: tuple[int, int], inputs: tuple[str, ...] = ()) -> list[Decoder]:
     """Return the decoders that fit the outputs for one image of the model's input size. Those of families are settled
-    on these outputs.
+    on these outputs. `inputs` has the names of the model's inputs.
     """
     decoders = []
     for _, decoder in REGISTRY.items():
         if isinstance(decoder.decode, FamilyDecode):
-            settled = decoder.decode.settled(outputs, size, forced=False)
+            settled = decoder.decode.settled(outputs, size, inputs, forced=False)
             decoders += [replace(decoder, decode=settled)] if settled is not None else []
         elif decoder.fits is not None and decoder.fits(outputs, size):
             decoders.append(decoder)

@@ -117,8 +117,8 @@ def make_view(
         forced: whether the user has named the family.
     """
     frame = find_frame(sample.context)
-    spec = signature.inputs[0]
-    size = frame.size if frame is not None else model_size(spec) or (0, 0)
+    sizes = (size for spec in signature.inputs if (size := model_size(spec)) is not None)
+    size = frame.size if frame is not None else next(sizes, (0, 0))
     return View(
         outputs=infer(session, sample),
         size=size,

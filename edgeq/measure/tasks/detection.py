@@ -92,7 +92,7 @@ class Detection(Displayed):
             task = self if self.unit is not None else self._with_unit(pairs)
             return task, task._describe_unit()
         sample, outputs = first_pair = next(pairs)
-        decoders = recognise(outputs, input_size(sample))
+        decoders = recognise(outputs, input_size(sample), tuple(sample.inputs))
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
         decided = f"the outputs {shapes}"
         rows = [first_pair]
@@ -134,7 +134,7 @@ class Detection(Displayed):
         settled = decode
         for sample, outputs in pairs if decode.head is None else ():
             size = input_size(sample)
-            settled = decode.settled(outputs, size) or decode
+            settled = decode.settled(outputs, size, tuple(sample.inputs)) or decode
             candidates = settled(outputs, size)
             if (candidates.boxes[candidates.scores > self.confidence] != 0).any():
                 break

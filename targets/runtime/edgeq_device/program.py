@@ -96,9 +96,10 @@ class Model:
             raise BundleError("the bundle does not record how its inputs are prepared", "Give tensors by input name")
         source = self._record.get("source")
         named = source.get("input") if isinstance(source, Mapping) else None
-        name = str(named) if named in self._specs else self.inputs[0]
         sizes = self.head.parameters.get("inputs") if self.head is not None else None
         sizes = sizes if isinstance(sizes, Mapping) else {}
+        images = [key for key in self.inputs if key not in sizes] or self.inputs
+        name = str(named) if named in self._specs else images[0]
         if any(other != name and other not in sizes for other in self.inputs):
             raise DataError(
                 f"the model has several inputs: {', '.join(self.inputs)}", "Give a mapping of all inputs by name"
