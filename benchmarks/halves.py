@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.answers.objects import suppress
 from tasks import required_data
 from tune_cases import Case, cases
 from tuned import verdict
@@ -32,7 +33,7 @@ from tuned import verdict
 from edgeq.data.open_source import Data
 from edgeq.data.sample import Sample
 from edgeq.hardware.target import resolve
-from edgeq.measure.boxes import Detections, suppress
+from edgeq.measure.boxes import Detections
 from edgeq.measure.comparison import OutputSums
 from edgeq.measure.inference import Outputs, infer
 from edgeq.measure.resample import ResampledMeter
@@ -165,9 +166,7 @@ def reduce(task: Task, sample: Sample, outputs: Outputs) -> tuple[Sample, Output
     figures as `task`.
     """
     if isinstance(task, Detection) and task.decoder is not None:
-        found = suppress(
-            task.decoder(outputs, input_size(sample)), confidence=task.confidence, iou=task.iou, limit=task.limit
-        )
+        found = suppress(task.decoder(outputs, input_size(sample)), task.confidence, task.iou, task.limit)
         return sample, {"boxes": found.boxes, "scores": found.scores, "classes": found.classes}
     if task.name == "anomaly":
         given, made = next(iter(sample.inputs.values())), next(iter(outputs.values()))

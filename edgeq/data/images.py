@@ -31,7 +31,8 @@ def to_context(frame: Frame) -> dict[str, Any]:
 
 def find_frame(context: Mapping[str, Any]) -> Frame | None:
     """Return the frame in a sample's context, or None if the sample is not one image that edgeq prepared."""
-    if "scale" not in context:
+    # A user's own samples may have one of these keys.
+    if any(key not in context for key in ("original_size", "input_size", "scale", "offset")):
         return None
     return Frame(
         tuple(context["original_size"]), tuple(context["input_size"]), tuple(context["scale"]), tuple(context["offset"])

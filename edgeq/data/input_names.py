@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from edgeq_device.answers.rows import SIZE_INPUTS
+
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
@@ -44,15 +46,17 @@ LABEL_KEYS = ("label", "labels")
 
 
 def choose_input(signature: Signature, requested: str | None) -> str:
-    """Return the input that single raw items feed: the input `requested`, or else the only input. Return "" if
-    `requested` is None and the model has several inputs.
+    """Return the input that single raw items feed: the input `requested`, or else the only input apart from those for
+    the size of an image. Return "" if `requested` is None and the model has several such inputs.
 
     Raises:
         DataError: `requested` is not an input.
     """
     names = [spec.name for spec in signature.inputs]
+    # An image itself gives the inputs for its size.
+    items = [name for name in names if name not in SIZE_INPUTS] or names
     if requested is not None and requested not in names:
         raise DataError(
             f"source.input = {requested!r} is not an input of the model", f"The inputs are {', '.join(names)}"
         )
-    return requested or (names[0] if len(names) == 1 else "")
+    return requested or (items[0] if len(items) == 1 else "")

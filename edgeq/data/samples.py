@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
+from edgeq_device.answers.rows import SIZE_INPUTS
+from edgeq_device.answers.sizes import fill
 
 from edgeq.data.array_files import ArrayFiles
 from edgeq.data.classes import Classes, count_scores, drop_background, imagenet, load_classes, score_names
 from edgeq.data.fit import check_shapes, count_rows, fit_inputs, fixed_batch
-from edgeq.data.images import Array, Picture
+from edgeq.data.images import Array, Picture, find_frame
 from edgeq.data.labels import LabelOf, Labels, load_labels_from
 from edgeq.data.open_source import Data, OpenedSource, check_selection, open_source
 from edgeq.data.preprocess import Preprocess
@@ -286,6 +288,10 @@ class SourceSamples(Displayed):
                     f"the model takes {len(specs)} inputs and the preprocessing gives one",
                     f"Say which: input={next(iter(specs))}, or return a dict from a function",
                 )
+        frame = find_frame(context)
+        for name, kind in SIZE_INPUTS.items():
+            if frame is not None and name in specs and name not in inputs:
+                inputs[name] = fill(kind, frame).astype(specs[name].dtype)
         fitted = fit_inputs(record.name, inputs, self.signature, prepared=prepared)
         check_shapes(record.name, fitted, self.signature)
         return fitted

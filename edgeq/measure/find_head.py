@@ -77,7 +77,8 @@ def find_head(
     view = make_view(session, signature, sample, facts)
     if choice is not None:
         family = _load(choice.family)
-        fit = family.fit(view)
+        stated_hints = {**view.hints, **choice.parameters}
+        fit = family.fit(replace(view, forced=True, named=True, hints=stated_hints))
         if fit is None:
             raise UsageError(
                 f"the outputs {_list_shapes(view)} do not fit the head {family.name}: {family.title}",
@@ -122,6 +123,8 @@ def fit_families(
         if (stated is None or family.name in stated.value)
         and (stated is not None or task is None or family.task == task.value)
     )
+    # A family that a file names, or whose task it names, needs less evidence.
+    view = replace(view, named=stated is not None or task is not None)
     fits = {family.name: (family, fit) for family in allowed if (fit := family.fit(view)) is not None}
     if stated is not None and len(fits) > 1:
         best = next(name for name in stated.value if name in fits)
@@ -185,13 +188,16 @@ def make_view(session: Session, signature: Signature, sample: Sample, facts: Mod
     spec = signature.inputs[0]
     rows = spec.shape[0] if spec.shape and isinstance(spec.shape[0], int) else 1
     outputs = infer(session, sample)
-    size = frame.size if frame is not None else model_size(spec) or (0, 0)
+    sizes = (size for spec in signature.inputs if (size := model_size(spec)) is not None)
+    size = frame.size if frame is not None else next(sizes, (0, 0))
     return View(
         outputs={name: array[:1] if rows > 1 and len(array) == rows else array for name, array in outputs.items()},
         size=size,
         classes=len(facts.labels.value) if facts.labels is not None else None,
         keypoints=facts.keypoints.value if facts.keypoints is not None else None,
         hints=facts.hints.value if facts.hints is not None else {},
+        labels=facts.labels.value if facts.labels is not None else (),
+        inputs=sample.inputs,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from edgeq_device.answers.rows import SIZE_INPUTS
 from numpy.typing import NDArray
 
 from edgeq.data.sample import Sample
@@ -51,13 +52,15 @@ def pick_output(outputs: Outputs, name: str | None, sample: Sample) -> NDArray[A
 
 
 def pick_input(sample: Sample) -> NDArray[Any]:
-    """Return the sample's only input.
+    """Return the sample's only input, apart from those for the size of an image.
 
     Raises:
         UsageError: the model has several inputs.
     """
-    if len(sample.inputs) != 1:
+    arrays = sample.inputs
+    inputs = [array for name, array in arrays.items() if name not in SIZE_INPUTS or len(arrays) == 1]
+    if len(inputs) != 1:
         raise UsageError(
             f"{sample.name} has {len(sample.inputs)} inputs, but this task takes one", "Write a task of your own"
         )
-    return next(iter(sample.inputs.values()))
+    return inputs[0]

@@ -36,6 +36,7 @@ from edgeq.measure.find_head import find_head
 from edgeq.measure.find_task import find_classification, find_detection
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import check_skill, settle
+from edgeq.measure.tasks.detection import Detection
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import prepare_model
 from edgeq.prove.job import Job
@@ -163,6 +164,8 @@ def prepare(
         raise UsageError("⟨threshold⟩ needs a head, which says what the outputs mean", "Name one with ⟨head⟩")
     if task is None and validation is not None:
         task = find_classification(proof_samples, session(), progress)
+    if isinstance(task, Detection):
+        task = task.with_head(head)
     if task is not None and validation is not None:
         # If even the float model is no better than a guess, the labels or the preprocessing are wrong.
         task = settle(task, session(), proof_samples, progress=progress)

@@ -106,15 +106,35 @@ METHODS = ExtensionGroup("calibration method", "edgeq.calibration_methods", "edg
 DECODERS = ExtensionGroup(
     "decoder",
     "edgeq.decoders",
+    # The families whose task is to detect objects. Their modules are not imported here, so the names are listed.
     listed={
-        "detections": "edgeq.measure.decoders:DETECTIONS",
-        "nanodet": "edgeq.measure.decoders:NANODET",
-        "ssd": "edgeq.measure.decoders:SSD",
-        "yolov3": "edgeq.measure.decoders:YOLOV3",
-        "yolov3-nms": "edgeq.measure.decoders:YOLOV3_NMS",
-        "yolov5": "edgeq.measure.decoders:YOLOV5",
-        "yolov8": "edgeq.measure.decoders:YOLOV8",
-        "yolox": "edgeq.measure.decoders:YOLOX",
+        name: f"edgeq_device.answers.families.{name.replace('-', '_')}:FAMILY"
+        for name in (
+            "centernet",
+            "detections",
+            "detr",
+            "efficientdet",
+            "mmdetection",
+            "nanodet",
+            "paddle-detection",
+            "ppyoloe",
+            "rf-detr",
+            "rtdetr",
+            "rtdetr-official",
+            "ssd",
+            "ssd-raw",
+            "tf-detection",
+            "torchvision",
+            "yolo-nas",
+            "yolov3",
+            "yolov3-nms",
+            "yolov5",
+            "yolov5-raw",
+            "yolov7-end2end",
+            "yolov8",
+            "yolov8-raw",
+            "yolox",
+        )
     },
     also="path.py:function",
 )

@@ -58,7 +58,7 @@ def cells(strides: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def yolov5(boxes: Boxes) -> np.ndarray:
-    rows = np.zeros((120, 5 + CLASSES))
+    rows = np.zeros((len(cells((8, 16, 32))), 5 + CLASSES))
     rows[:, 2:4] = 20
     for row, (left, top, right, bottom, label) in zip(rows, boxes, strict=False):
         row[:5] = (left + right) / 2, (top + bottom) / 2, right - left, bottom - top, 0.9

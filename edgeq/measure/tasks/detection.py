@@ -8,13 +8,15 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from edgeq_device.answers.head import Head
+from edgeq_device.answers.objects import suppress
 from numpy.typing import NDArray
 
 from edgeq.data.images import find_frame
 from edgeq.data.sample import Sample
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.average_precision import Matches, mean_average_precisions
-from edgeq.measure.boxes import BoxUnit, Detections, Floats, find_box_unit, in_pixels, suppress
+from edgeq.measure.boxes import BoxUnit, Detections, Floats, find_box_unit, in_pixels
 from edgeq.measure.coco import (
     CocoAnnotations,
     Image,
@@ -25,7 +27,7 @@ from edgeq.measure.coco import (
     mean_average_precision,
 )
 from edgeq.measure.decoders import REGISTRY as HEADS
-from edgeq.measure.decoders import Decode, Decoder, load_decoder, recognise
+from edgeq.measure.decoders import Decode, Decoder, FamilyDecode, load_decoder, recognise
 from edgeq.measure.inference import Outputs
 from edgeq.measure.skill import Skill, score_interval
 from edgeq.measure.task import TaskKind, TaskOptions
@@ -48,7 +50,8 @@ class Detection(Displayed):
         usual: name of the preprocessing that is usual for the head; "" if none is known.
         confidence: score that a candidate must exceed to be kept. The default is low, because average precision also
             counts low-scoring boxes.
-        iou: overlap above which the lower-scoring of two boxes of one class is dropped.
+        iou: overlap above which the lower-scoring of two boxes of one class is dropped. With None, it is 0.65, and a
+            family that suppresses nothing keeps all boxes.
         limit: maximum number of detections for each image; COCO counts 100.
         unit: unit of the decoder's boxes. With None, the outputs decide (`settled`); until then, it is "pixels".
     """
@@ -56,7 +59,7 @@ class Detection(Displayed):
     annotations: CocoAnnotations
     decoder: Decode | None
     confidence: float = 0.01
-    iou: float = 0.65
+    iou: float | None = None
     limit: int = 100
     name: str = "detection"
     primary: str = "mAP50-95"
@@ -67,8 +70,13 @@ class Detection(Displayed):
     def __post_init__(self) -> None:
         # A threshold outside this range would keep everything or nothing.
         for option, value in (("confidence", self.confidence), ("iou", self.iou)):
-            if not 0 <= value <= 1:
+            if value is not None and not 0 <= value <= 1:
                 raise UsageError(f"⟨{option}⟩ is {value}", "Give a number from 0 to 1")
+
+    def with_head(self, head: Head | None) -> Detection:
+        """Return the task with the decoder of a model's head, if it has none yet and the head's answers are boxes."""
+        decode = FamilyDecode.of(head) if head is not None and self.decoder is None else None
+        return self if decode is None else replace(self, decoder=decode, usual=decode.family.preprocess)
 
     def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Detection, str]:
         """Return the task with the decoder that fits the first sample's outputs, with the unit of its boxes, and a text
@@ -82,9 +90,9 @@ class Detection(Displayed):
         pairs = iter(pairs)
         if self.decoder is not None:
             task = self if self.unit is not None else self._with_unit(pairs)
-            return task, _UNITS[task.unit or "pixels"]
+            return task, task._describe_unit()
         sample, outputs = first_pair = next(pairs)
-        decoders = recognise(outputs, input_size(sample))
+        decoders = recognise(outputs, input_size(sample), tuple(sample.inputs))
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
         decided = f"the outputs {shapes}"
         rows = [first_pair]
@@ -103,13 +111,15 @@ class Detection(Displayed):
             raise UsageError(f"{several} the outputs {shapes}", f"Choose {_DECODERS}")
         (decoder,) = decoders
         settled_task = replace(self, decoder=decoder.decode, usual=decoder.preprocess)._with_unit(chain(rows, pairs))
-        unit = _UNITS[settled_task.unit or "pixels"]
+        unit = settled_task._describe_unit()
         choice = f"decoder {decoder.name}, by {decided}; ⟨decoder⟩ sets another"
         return settled_task, f"{choice}; {unit}" if unit else choice
 
     def _with_unit(self, pairs: Iterable[tuple[Sample, Outputs]]) -> Detection:
         """Return the task with the unit of the decoder's boxes. Samples are read until one has a box."""
         assert self.decoder is not None, "the caller made sure"
+        if isinstance(self.decoder, FamilyDecode):
+            return self._with_settled_family(self.decoder, pairs)
         for sample, outputs in pairs:
             size = input_size(sample)
             candidates = self.decoder(outputs, size)
@@ -118,6 +128,26 @@ class Detection(Displayed):
             if unit is not None:
                 return replace(self, unit=unit)
         return replace(self, unit="pixels")
+
+    def _with_settled_family(self, decode: FamilyDecode, pairs: Iterable[tuple[Sample, Outputs]]) -> Detection:
+        """Return the task with a family that is settled on the outputs of a sample with boxes, if there is one."""
+        settled = decode
+        for sample, outputs in pairs if decode.head is None else ():
+            size = input_size(sample)
+            settled = decode.settled(outputs, size, tuple(sample.inputs)) or decode
+            candidates = settled(outputs, size)
+            if (candidates.boxes[candidates.scores > self.confidence] != 0).any():
+                break
+        return replace(self, decoder=settled, unit="pixels")
+
+    def _describe_unit(self) -> str:
+        """Return a sentence about a unit of the boxes that is unusual for the head, or ""."""
+        decode = self.decoder
+        if not isinstance(decode, FamilyDecode):
+            return _UNITS[self.unit or "pixels"]
+        # Families name the unit only where it is unusual.
+        unit = decode.head.parameters.get("unit") if decode.head is not None else None
+        return {"share": _UNITS["shares"], "pixel": _UNITS["pixels, scaled"]}.get(str(unit), "")
 
     def _precision(self, decoder: Decoder, rows: Sequence[tuple[Sample, Outputs]]) -> float:
         """Return the mean average precision with one decoder. Return 0 if some outputs do not belong to its head."""
@@ -141,6 +171,8 @@ _UNITS: Mapping[BoxUnit, str] = {
     "shares": "the model's boxes are shares of the image's size (0 to 1), not pixels",
     "pixels, scaled": "the model's boxes are pixels, not shares of the image's size",
 }
+# The overlap at which YOLOX and others measure COCO's metrics.
+_IOU = 0.65
 _DECODERS = f"⟨decoder⟩ {', '.join(DECODERS.names())}, or path.py:function"
 
 
@@ -179,8 +211,13 @@ class DetectionMeter:
         """
         image = self._image(sample)
         size = input_size(sample)
-        assert self._task.decoder is not None, "the task made sure"
-        candidates = in_pixels(self._task.decoder(outputs, size), self._task.unit or "pixels", size)
+        decode = self._task.decoder
+        assert decode is not None, "the task made sure"
+        family = decode if isinstance(decode, FamilyDecode) else None
+        in_image = family is not None and family.in_image
+        if in_image and (frame := find_frame(sample.context)) is not None:
+            size = frame.original
+        candidates = in_pixels(decode(outputs, size), self._task.unit or "pixels", size)
         categories = len(self._task.annotations.categories)
         # Such a class shows that the annotations are not those of the model's training.
         if len(candidates) and candidates.classes.max() >= categories:
@@ -189,8 +226,11 @@ class DetectionMeter:
                 f"{candidates.classes.max()}",
                 "Use the annotations that the model was trained for, or a decoder that maps the classes",
             )
-        detections = suppress(candidates, confidence=self._task.confidence, iou=self._task.iou, limit=self._task.limit)
-        boxes = _map_to_image(detections.boxes, sample, image, size)
+        iou = self._task.iou
+        if iou is None and (family is None or family.suppressed):
+            iou = _IOU
+        detections = suppress(candidates, self._task.confidence, iou, self._task.limit)
+        boxes = detections.boxes if in_image else _map_to_image(detections.boxes, sample, image, size)
         self._detections.append((image, Detections(boxes, detections.scores, detections.classes)))
 
     def collected(self) -> list[tuple[Image, Detections]]:

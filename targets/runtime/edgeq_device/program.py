@@ -11,6 +11,7 @@ import numpy as np
 from edgeq_device.answers.answer import Answer
 from edgeq_device.answers.decode import decode
 from edgeq_device.answers.head import Head, parse_head
+from edgeq_device.answers.sizes import fill
 from edgeq_device.bundle import package
 from edgeq_device.bundle.opening import open_best
 from edgeq_device.bundle.signature import check_signature
@@ -108,15 +109,27 @@ class Predictor:
             raise BundleError("the bundle does not record how its inputs are prepared", "Give tensors by input name")
         source = self._record.get("source")
         named = source.get("input") if isinstance(source, Mapping) else None
-        name = str(named) if named in self._specs else self.inputs[0]
-        if len(self.inputs) > 1:
+        sizes = self.head.parameters.get("inputs") if self.head is not None else None
+        sizes = sizes if isinstance(sizes, Mapping) else {}
+        images = [key for key in self.inputs if key not in sizes] or self.inputs
+        name = str(named) if named in self._specs else images[0]
+        if any(other != name and other not in sizes for other in self.inputs):
             raise DataError(
                 f"the model has several inputs: {', '.join(self.inputs)}", "Give a mapping of all inputs by name"
             )
-        spec = self._specs[name]
-        array, frame = Prepare(self._record, spec.shape).prepare(x)
-        dtype = DTYPES.get(spec.type)
-        return {name: array if dtype is None else array.astype(dtype, copy=False)}, frame
+        array, frame = Prepare(self._record, self._specs[name].shape).prepare(x)
+        feeds = {name: array}
+        for other in self.inputs:
+            if other == name:
+                continue
+            if frame is None:
+                raise DataError(f"input {other} is the size of an image, but this is none", "Give all inputs by name")
+            try:
+                feeds[other] = fill(str(sizes[other]), frame)
+            except ValueError as error:
+                raise BundleError(f"input {other}: {error}", "Use a newer edgeq-run") from error
+        dtypes = {key: DTYPES.get(self._specs[key].type) for key in feeds}
+        return {k: a if dtypes[k] is None else a.astype(dtypes[k], copy=False) for k, a in feeds.items()}, frame
 
     def top(self, outputs: Mapping[str, Any], count: int = 5) -> List[Tuple[str, float]]:
         """Return the classes with the highest scores of one sample, best first. Each entry contains the class's label

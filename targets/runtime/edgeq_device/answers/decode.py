@@ -16,6 +16,8 @@ from edgeq_device.prepare.frame import Frame
 
 NO_IMAGE = Frame((0, 0), (0, 0))
 """The frame of an input that is not an image."""
+NOT_OF_THE_HEAD = (ValueError, KeyError, TypeError, IndexError, OverflowError)
+"""What decoders of families raise for outputs or parameters that do not belong to the head."""
 # COCO counts 100 detections in an image; Ultralytics keeps 300.
 _LIMIT = 300
 
@@ -37,13 +39,15 @@ def decode(
     family = family or load_family(head.family)
     frame = frame or NO_IMAGE
     try:
-        if family.candidates is not None:
-            answer = _decode_objects(outputs, head, frame, family)
-        elif family.decode is not None:
-            answer = family.decode(outputs, head, frame)
-        else:
-            raise ValueError("the family has no decoder")
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        # Infinite values are dropped later, and need no warning.
+        with np.errstate(invalid="ignore", over="ignore"):
+            if family.candidates is not None:
+                answer = _decode_objects(outputs, head, frame, family)
+            elif family.decode is not None:
+                answer = family.decode(outputs, head, frame)
+            else:
+                raise ValueError("the family has no decoder")
+    except NOT_OF_THE_HEAD as error:
         shapes = ", ".join(f"{name} {list(np.shape(array))}" for name, array in outputs.items())
         raise DataError(
             f"head {head.family} does not fit the outputs {shapes} ({error})", "Read the outputs themselves (--raw)"
@@ -57,6 +61,9 @@ def decode(
 
 def _decode_objects(outputs: Mapping[str, Any], head: Head, frame: Frame, family: Family) -> Answer:
     assert family.candidates is not None
+    # Such a model gets the size of the stored image as an input, and its boxes are in pixels of that image.
+    if head.parameters.get("frame") == "image":
+        frame = Frame.of(*frame.original)
     thresholds = {**family.thresholds, **head.thresholds}
     objects = suppress(
         family.candidates(outputs, head, frame.size),

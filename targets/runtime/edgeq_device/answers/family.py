@@ -28,8 +28,10 @@ class View:
         classes: number of classes, if labels or metadata state it.
         keypoints: (number of keypoints, values for each), if metadata states it.
         hints: further facts that a file states about the model, such as {"boxes": "corners"}.
-        inputs: names of the model's inputs.
+        labels: names of the classes; empty if nothing states them.
+        inputs: the inputs of this run by name, in the model's order.
         forced: whether the user has named the family. The shapes of the outputs suffice then.
+        named: whether the user or a file names this family or its task. Shapes that other families share suffice then.
     """
 
     outputs: Outputs
@@ -37,8 +39,10 @@ class View:
     classes: Optional[int] = None
     keypoints: Optional[Tuple[int, int]] = None
     hints: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Tuple[str, ...] = ()
+    labels: Tuple[str, ...] = ()
+    inputs: Mapping[str, Any] = field(default_factory=dict)
     forced: bool = False
+    named: bool = False
 
 
 @dataclass(frozen=True)

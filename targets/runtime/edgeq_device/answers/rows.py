@@ -28,7 +28,7 @@ Sources: lyuwenyu/RT-DETR, the ONNX Model Zoo's YOLOv3, PaddleDetection.
 """
 
 
-def find_size_inputs(inputs: Tuple[str, ...]) -> Dict[str, Any]:
+def find_size_inputs(inputs: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the parameters of a head whose model gets the image's size and gives boxes in pixels of the image as
     stored, or {}.
     """

@@ -12,8 +12,9 @@ from typing import Any, Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.answers.checks import are_scores, find_unit, single_rows, to_pixels
+from edgeq_device.answers.checks import are_scores, single_rows, state_unit, to_pixels
 from edgeq_device.answers.family import Family, Fit, Outputs, View
+from edgeq_device.answers.grids import find_strides
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.objects import Objects, pick_best_class, to_corners
 
@@ -36,16 +37,26 @@ def candidates(outputs: Outputs, head: Head, size: Tuple[int, int]) -> Objects:
 
 
 def fit(view: View) -> Optional[Fit]:
-    """Accept one output [1, 4 + C, N] whose sizes are not negative and whose scores are 0 to 1."""
+    """Accept one output [1, 4 + C, N] whose sizes are not negative and whose scores are 0 to 1.
+
+    [1, N, 4 + C] must be one row for each cell, and no column may be an objectness of 1. It may still be YOLOX decoded
+    in the graph, whose first score is the objectness: only labels tell the two apart.
+    """
     only = single_rows(view.outputs)
-    if only is None or len(view.outputs) != 1:
+    if only is None or (len(view.outputs) != 1 and not view.forced):
         return None
     name, array = only
+    if len(array) >= array.shape[1]:
+        array = array.T
+        if not view.forced and (
+            not find_strides(array.shape[1], view.size) or array[4:].min(axis=1).max(initial=0) > 0.5
+        ):
+            return None
     if not 5 <= len(array) < array.shape[1] or (view.classes is not None and view.classes != len(array) - 4):
         return None
-    if not are_scores(array[4:]) or array[2:4].min() < 0:
+    if not view.forced and (not are_scores(array[4:]) or array[2:4].min() < 0):
         return None
-    return Fit({"rows": name}, {"unit": find_unit(array[:4].T)})
+    return Fit({"rows": name}, state_unit(array[:4].T))
 
 
 FAMILY = Family(

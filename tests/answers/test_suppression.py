@@ -1,18 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from edgeq_device.answers.objects import compute_iou, pick_best_class, suppress, to_corners
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.measure.boxes import (
-    Detections,
-    compute_overlap,
-    convert_to_corners,
-    pick_best_class,
-    suppress,
-    suppress_overlaps,
-)
+from edgeq.measure.boxes import Detections
 
 # Whole numbers and few scores often give touching boxes, equal boxes and ties.
 corner = st.integers(0, 8)
@@ -48,22 +44,24 @@ def plain_nms(candidates: Detections, iou: float, limit: int) -> list[int]:
 
 @given(detections(), st.sampled_from([0.0, 0.3, 0.5, 0.65, 1.0]), st.integers(1, 12))
 def test_nms_equals_brute_force(candidates: Detections, iou: float, limit: int) -> None:
-    assert suppress_overlaps(candidates, iou, limit).tolist() == plain_nms(candidates, iou, limit)
+    numbered = replace(candidates, coefficients=np.arange(len(candidates))[:, None])
+    indices = suppress(numbered, -1.0, iou, limit).coefficients[:, 0]
+    assert indices.tolist() == plain_nms(candidates, iou, limit)
 
 
 @given(detections())
 def test_overlap_equals_counting_squares(candidates: Detections) -> None:
     for box in candidates.boxes:
         expected = [plain_overlap(box.tolist(), peer.tolist()) for peer in candidates.boxes]
-        np.testing.assert_allclose(compute_overlap(box, candidates.boxes), expected, rtol=1e-12)
+        np.testing.assert_allclose(compute_iou(box, candidates.boxes), expected, rtol=1e-12)
 
 
 def test_boxes_of_other_classes_do_not_suppress() -> None:
     box = np.array([[0.0, 0.0, 4.0, 4.0]] * 2)
     one_class = Detections(box, np.array([0.9, 0.8]), np.array([1, 1]))
     two_classes = Detections(box, np.array([0.9, 0.8]), np.array([1, 2]))
-    assert suppress_overlaps(one_class, 0.5, 10).tolist() == [0]
-    assert suppress_overlaps(two_classes, 0.5, 10).tolist() == [0, 1]
+    assert suppress(one_class, 0.0, 0.5, 10).scores.tolist() == [0.9]
+    assert suppress(two_classes, 0.0, 0.5, 10).scores.tolist() == [0.9, 0.8]
 
 
 def test_suppress_drops_the_weak_and_the_infinite() -> None:
@@ -78,4 +76,4 @@ def test_best_class_and_corners() -> None:
     detections = pick_best_class(np.zeros((2, 4)), np.array([[0.1, 0.7], [0.6, 0.2]], np.float32))
     assert detections.classes.tolist() == [1, 0]
     assert detections.scores.tolist() == pytest.approx([0.7, 0.6])
-    assert convert_to_corners(np.array([[5.0, 6.0, 4.0, 2.0]])).tolist() == [[3.0, 5.0, 7.0, 7.0]]
+    assert to_corners(np.array([[5.0, 6.0, 4.0, 2.0]])).tolist() == [[3.0, 5.0, 7.0, 7.0]]
