@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgeq_device.answers.family import Family, Fit, View, all_families, family_names, load_family
@@ -77,16 +77,22 @@ def find_head(
     view = make_view(session, signature, sample, facts)
     if choice is not None:
         family = _load(choice.family)
-        fit = family.fit(view)
+        fit = family.fit(replace(view, named=True, hints={**view.hints, **choice.parameters}))
         if fit is None:
             raise UsageError(
                 f"the outputs {_list_shapes(view)} do not fit the head {family.name}: {family.title}",
                 "Choose another ⟨head⟩, or leave it out",
             )
         return make_head(family, fit, facts, {"family": "⟨head⟩"}, choice.parameters)
-    fits = {family.name: (family, fit) for family in all_families() if (fit := family.fit(view)) is not None}
+    stated_names = facts.families.value if facts.families is not None else ()
+    task = facts.task.value if facts.task is not None else None
+    fits = {}
+    for family in all_families():
+        fit = family.fit(replace(view, named=family.name in stated_names or family.task == task))
+        if fit is not None:
+            fits[family.name] = (family, fit)
     if facts.families is not None:
-        stated = [name for name in facts.families.value if name in fits]
+        stated = [name for name in stated_names if name in fits]
         if not stated and facts.families.value:
             raise _contradiction(view, f"{facts.families.source} ({' or '.join(facts.families.value)})")
         fits = {name: fits[name] for name in stated[:1]}
@@ -119,6 +125,8 @@ def make_view(session: Session, signature: Signature, sample: Sample, facts: Mod
         classes=len(facts.labels.value) if facts.labels is not None else None,
         keypoints=facts.keypoints.value if facts.keypoints is not None else None,
         hints=facts.hints.value if facts.hints is not None else {},
+        labels=facts.labels.value if facts.labels is not None else (),
+        inputs=sample.inputs,
     )
 
 

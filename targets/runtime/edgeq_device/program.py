@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
@@ -11,6 +12,7 @@ import numpy as np
 from edgeq_device.answers.answer import Answer
 from edgeq_device.answers.decode import decode
 from edgeq_device.answers.head import parse_head
+from edgeq_device.answers.recording import run_recording, runs_over_recordings
 from edgeq_device.bundle import package
 from edgeq_device.bundle.opening import open_best
 from edgeq_device.bundle.signature import check_signature
@@ -22,6 +24,7 @@ from edgeq_device.prepare.arrays import to_array
 from edgeq_device.prepare.frame import Frame
 from edgeq_device.prepare.inputs import check_feeds
 from edgeq_device.prepare.steps import Prepare
+from edgeq_device.prepare.wave import read_wave
 from edgeq_device.trust.keys import find_trust
 
 LABELS = "labels.txt"
@@ -72,7 +75,8 @@ class Model:
         """Run the model and return its answer: boxes, masks, keypoints, text or classes; see `Answer`.
 
         Args:
-            x: data for one run, as for `run`. Positions are in pixels of the image, if `x` is an image.
+            x: data for one run, as for `run`. Positions are in pixels of the image, if `x` is an image. A model that
+                runs over recordings also takes a .wav file, or samples [n] at its rate.
             thresholds: threshold → number, instead of the head's; "confidence" is the lowest score of an object.
 
         Raises:
@@ -82,6 +86,9 @@ class Model:
         if self.head is None:
             raise BundleError("the bundle does not say what its outputs mean", "Use run(x), or package with --head")
         head = replace(self.head, thresholds={**self.head.thresholds, **(thresholds or {})})
+        if runs_over_recordings(head) and not isinstance(x, Mapping):
+            samples = read_wave(x, int(head.parameters.get("rate", 16000)))
+            return decode(run_recording(self.session, partial(infer, self.session), head, samples), head)
         feeds, frame = (dict(x), None) if isinstance(x, Mapping) else self._build_feeds(x)
         check_feeds(self.session, feeds)
         return decode(infer(self.session, feeds), head, frame)
@@ -177,8 +184,10 @@ def read_labels(bundle: package.Bundle) -> Tuple[str, ...]:
         return ()
     if record.size > _LONGEST:
         raise BundleError(f"{LABELS} has {record.size} bytes, more than {_LONGEST}")
-    lines = (bundle.root / LABELS).read_text(encoding="utf-8", errors="replace").splitlines()
-    return tuple(lines[:_MOST_LABELS])
+    lines = (bundle.root / LABELS).read_bytes().decode("utf-8", errors="replace")
+    # A line ends at a newline only: alphabets contain characters at which splitlines() would also split.
+    names = [line[:-1] if line.endswith("\r") else line for line in lines.split("\n")]
+    return tuple(names[:-1] if not names[-1] else names)[:_MOST_LABELS]
 
 
 def _to_row(array: Any) -> Any:

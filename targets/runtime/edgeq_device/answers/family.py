@@ -27,7 +27,10 @@ class View:
         size: (width, height) of the model's image input; (0, 0) if the input is not an image.
         classes: number of classes, if labels or metadata state it.
         keypoints: (number of keypoints, values for each), if metadata states it.
-        hints: further facts that a file states about the model, such as {"boxes": "corners"}.
+        hints: further facts that a file or the user states about the model, such as {"boxes": "corners"}.
+        labels: names of the classes; empty if nothing states them.
+        inputs: the inputs of this run by name, in the model's order.
+        named: whether the user or a file names this family or its task. Shapes that other families share suffice then.
     """
 
     outputs: Outputs
@@ -35,6 +38,9 @@ class View:
     classes: Optional[int] = None
     keypoints: Optional[Tuple[int, int]] = None
     hints: Mapping[str, Any] = field(default_factory=dict)
+    labels: Tuple[str, ...] = ()
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    named: bool = False
 
 
 @dataclass(frozen=True)
