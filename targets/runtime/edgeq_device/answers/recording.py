@@ -63,8 +63,8 @@ def run_windows(
         feeds = {**feeds, name: padded[None, start : start + context + window].astype(specs[name][0])}
         outputs = run(feeds)
         yield feeds, outputs
-        for output, key in states.items():
-            feeds[key] = outputs[output]
+        # A new dict, because the caller may keep the inputs of this run.
+        feeds = {**feeds, **{key: outputs[output] for output, key in states.items()}}
 
 
 def run_recording(session: Any, run: Callable[[Arrays], Mapping[str, Any]], head: Head, samples: Any) -> Arrays:

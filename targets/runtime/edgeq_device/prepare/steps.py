@@ -101,6 +101,7 @@ class Prepare:
             if name in ("letterbox", "pad"):
                 raise DataError(f"{name} needs the model's width and height, which are open", "Give tensors")
             return state
+        size = model or size if name == "pad" else size
         if min(size) < 1 or size[0] * size[1] > MOST_PIXELS:
             raise BundleError(f"the preprocessing makes an image of {size[0]}x{size[1]} pixels", "Give tensors")
         pixels = state.to_pixels()
@@ -108,13 +109,10 @@ class Prepare:
         height, width = pixels.shape[:2]
         frame = state.frame or Frame.of(width, height)
         if name == "pad":
-            missing = [max(0, side - have) for side, have in zip(model or size, (width, height))]
-            padded = np.pad(
-                pixels,
-                ((0, missing[1]), (0, missing[0]), (0, 0)),
-                constant_values=np.asarray(step.get("value", 0), pixels.dtype),
-            )
-            return state.replace_pixels(padded, frame.placed(0, 0, (width + missing[0], height + missing[1])))
+            missing = [max(0, side - have) for side, have in zip(size, (width, height))]
+            value = np.asarray(step.get("value", 0), pixels.dtype)
+            pixels = np.pad(pixels, ((0, missing[1]), (0, missing[0]), (0, 0)), constant_values=value)
+            return state.replace_pixels(pixels, frame.placed(0, 0, (width + missing[0], height + missing[1])))
         if name == "crop":
             x_offset, y_offset = rounding((width - size[0]) / 2), rounding((height - size[1]) / 2)
             if x_offset < 0 or y_offset < 0:

@@ -29,7 +29,7 @@ def decode(outputs: Outputs, head: Head, frame: Frame) -> Answer:
     arrays = {role: outputs[name] for role, name in head.outputs.items()}
     if not {"score", "map"} & set(arrays):
         raise ValueError("there is neither a score nor a map")
-    values = read_single(arrays["map"]) if "map" in arrays else None
+    values: Any = read_single(arrays["map"]) if "map" in arrays else None
     score = float(arrays["score"].reshape(-1)[0] if "score" in arrays else values.max())
     limit = head.thresholds.get("confidence", 0.5)
     # A label in the graph was decided by the limit in the graph, so another limit does without it.

@@ -29,7 +29,7 @@ _WORD = "\u2581"
 
 
 def decode(outputs: Outputs, head: Head, frame: Any) -> Answer:
-    """Return the text, and the mean score of its symbols if the scores are probabilities."""
+    """Return the text, and the mean probability of its symbols."""
     del frame
     steps = read_steps(outputs[head.outputs["steps"]], head.parameters.get("layout", "TC"))
     blank = find_blank(head.parameters.get("blank", 0), steps.shape[1])
@@ -39,9 +39,15 @@ def decode(outputs: Outputs, head: Head, frame: Any) -> Answer:
     text = "".join(_to_text(alphabet[number], head.parameters.get("space")) for number in best[starts])
     # Without an alphabet, the symbols are numbers.
     text = text.strip() if head.labels else " ".join(str(number) for number in best[starts])
-    scores = steps.max(axis=1)[starts]
-    sure = float(scores.mean()) if len(scores) and _sum_to_one(steps) else None
+    scores = steps if _sum_to_one(steps) else softmax(steps)
+    sure = float(scores.max(axis=1)[starts].mean()) if starts.any() else None
     return Answer("text", text=text, confidence=sure)
+
+
+def softmax(values: Any) -> Any:
+    """Return probabilities along the last axis. Logarithms of probabilities become these probabilities."""
+    exponents = np.exp(values - values.max(axis=-1, keepdims=True))
+    return exponents / exponents.sum(axis=-1, keepdims=True)
 
 
 def read_steps(array: Any, layout: Any) -> Any:
@@ -100,7 +106,11 @@ def fit(view: View) -> Optional[Fit]:
     steps = read_steps(array, layout)
     blank = view.hints.get("blank")
     blank = _search_blank(steps, view.labels) if blank is None else blank
-    return None if blank is None else Fit({"steps": name}, {"layout": layout, "blank": blank})
+    if blank is None and not view.named:
+        return None
+    # An alphabet with a blank and a bar but without a space is that of wav2vec2.
+    bar = len(view.labels) == steps.shape[1] and "|" in view.labels and " " not in view.labels
+    return Fit({"steps": name}, {"layout": layout, "blank": blank or 0, **({"space": "|"} if bar else {})})
 
 
 def _find_layout(array: Any, classes: Optional[int]) -> Optional[str]:

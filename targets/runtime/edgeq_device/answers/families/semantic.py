@@ -52,10 +52,11 @@ def _read_classes(array: Any, head: Head, frame: Frame) -> Any:
     values = order_axes(array, head.parameters.get("layout"))
     if len(values) > 1:
         return pick_class(values, frame)
-    if values.dtype.kind in "iub":
+    scores = head.parameters.get("scores")
+    if values.dtype.kind in "iub" or scores == "classes":
         return pick_nearest(values[0], frame).astype(np.int64)
-    probabilities = to_probabilities(values[0], head.parameters.get("scores"))
-    return (to_stored(probabilities, frame) > head.thresholds.get("confidence", 0.5)).astype(np.int64)
+    probabilities = to_probabilities(to_stored(values[0], frame), scores)
+    return (probabilities > head.thresholds.get("confidence", 0.5)).astype(np.int64)
 
 
 def fit(view: View) -> Optional[Fit]:
@@ -72,9 +73,15 @@ def fit(view: View) -> Optional[Fit]:
         return None
     layout = find_layout(next(iter(maps.values())), view.classes)
     single = list(find_single_maps(maps).values())
-    scores = {"scores": score_scale(single[0])} if single else {}
+    scores = {"scores": _find_scale(single[0])} if single else {}
     roles = {f"map{number or ''}": name for number, name in zip((0, *range(2, len(maps) + 1)), maps)}
     return Fit(roles, {**layout, **scores})
+
+
+def _find_scale(values: Any) -> str:
+    # An arg-max may be followed by a cast to floats.
+    whole = bool((values == np.rint(values)).all() and values.max() > 1)
+    return "classes" if whole and values.min() >= 0 else score_scale(values)
 
 
 def _is_evident(array: Any, view: View) -> bool:

@@ -73,8 +73,8 @@ def fit(view: View) -> Optional[Fit]:
     if not view.named and not (states and rates):
         return None
     parameters = {"states": states, "constants": rates, **({"rate": next(iter(rates.values()))} if rates else {})}
-    main, waves = next(iter(view.inputs.items()), ("", np.zeros(0)))
-    if waves.ndim == 2 and waves.dtype.kind == "f":
+    main, waves = next(iter(view.inputs.items()), ("", None))
+    if waves is not None and waves.ndim == 2 and waves.dtype.kind == "f":
         length = waves.shape[1]
         context = view.hints.get("context", length // 9 if length in _WITH_CONTEXT else 0)
         parameters.update(input=main, window=length - context, context=context)
