@@ -19,9 +19,9 @@ from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 from edgeq_device.answers.recording import find_states
 
-# Silero's windows have an eighth of their length as context: 64 of 576 samples at 16 kHz, 32 of 288 at 8 kHz.
-_WITH_CONTEXT = (576, 288)
-_RATES = ("sr", "sample_rate", "sampling_rate")
+# Rate → samples of one run of Silero's model. A ninth of them are context from the window before.
+WITH_CONTEXT = {16000: 576, 8000: 288}
+RATES = ("sr", "sample_rate", "sampling_rate")
 
 
 def decode(outputs: Outputs, head: Head, frame: Any) -> Answer:
@@ -67,7 +67,7 @@ def fit(view: View) -> Optional[Fit]:
     if len(arrays) != 1:
         return None
     ((name, array),) = arrays.items()
-    rates = {n: int(a.reshape(-1)[0]) for n, a in view.inputs.items() if n in _RATES and a.size == 1}
+    rates = {n: int(a.reshape(-1)[0]) for n, a in view.inputs.items() if n in RATES and a.size == 1}
     if array.dtype.kind != "f" or array.size != max(array.shape, default=0) or not are_scores(array):
         return None
     if not view.named and not (states and rates):
@@ -76,7 +76,7 @@ def fit(view: View) -> Optional[Fit]:
     main, waves = next(iter(view.inputs.items()), ("", None))
     if waves is not None and waves.ndim == 2 and waves.dtype.kind == "f":
         length = waves.shape[1]
-        context = view.hints.get("context", length // 9 if length in _WITH_CONTEXT else 0)
+        context = view.hints.get("context", length // 9 if length in WITH_CONTEXT.values() else 0)
         parameters.update(input=main, window=length - context, context=context)
     return Fit({"probability": name}, {key: value for key, value in parameters.items() if value or key == "context"})
 
