@@ -23,12 +23,14 @@ from edgeq.data.samples import places
 from edgeq.errors import DataError
 from edgeq.measure.find_head import HeadChoice
 from edgeq.signature import Signature
+from edgeq.util.device_errors import device_errors
 
 # More windows of the same recordings hardly change ranges or figures.
 _MOST_WINDOWS = 1024
 _ARRAYS = (".npy", ".npz")
 
 
+@device_errors()
 def cut_recordings(
     data: Data, session: Callable[[], Any], signature: Signature, choice: HeadChoice | None, folder: Path
 ) -> Data:

@@ -113,6 +113,9 @@ class Counter:
             SimpleNamespace(name="sr", type="tensor(int64)", shape=[]),
         ]
 
+    def get_outputs(self) -> list[Any]:
+        return [SimpleNamespace(name="y"), SimpleNamespace(name="stateN")]
+
     def __call__(self, feeds: Any) -> Any:
         assert feeds["sr"] == 8000
         assert feeds["wave"].shape == (1, 12)
@@ -134,9 +137,28 @@ def test_states_and_context_pass_through_a_recording() -> None:
     answer = decode(run_recording(model, model, head, samples), head)
     np.testing.assert_allclose(answer.vector, [0.045, 0.145, 0.11], rtol=1e-6)
     assert decode(run_recording(model, model, head, samples[:0]), head).to_json()["segments"] == []
-    broken = Head("voice", head.outputs, {**head.parameters, "states": {"stateN": "missing"}})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"states": {"stateN": "missing"}},
+        {"states": {"missing": "state"}},
+        {"states": {"stateN": ["state"]}},
+        {"states": "state"},
+        {"constants": {"sr": "fast"}},
+        {"input": []},
+        {"window": 0},
+        {"window": 1e9},
+        {"context": -1},
+        {"rate": "16000"},
+    ],
+)
+def test_a_loop_that_does_not_belong_to_the_model_is_refused(change: dict[str, Any]) -> None:
+    loop = {"input": "wave", "window": 10, "context": 2, "states": {"stateN": "state"}, "constants": {"sr": 8000}}
+    head = Head("voice", {"probability": "y"}, {**loop, **change})
     with pytest.raises(BundleError, match="how the model runs over a recording"):
-        list(run_windows(model, model, broken, samples))
+        run_recording(Counter(), Counter(), head, np.zeros(30, np.float32))
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])

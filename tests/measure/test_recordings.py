@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from edgeq_device.errors import DeviceError
 from onnx import TensorProto, helper
 
 from edgeq.data.open_source import Data
@@ -96,5 +95,5 @@ def test_a_recording_of_another_rate_is_refused(model: Any, tmp_path: Path) -> N
     with wave.open(str(tmp_path / "a.wav"), "wb") as file:
         file.setparams((1, 2, 44100, 0, "NONE", ""))
         file.writeframes(bytes(400))
-    with pytest.raises(DeviceError, match="44100 samples a second, the model takes 16000"):
+    with pytest.raises(DataError, match="44100 samples a second, the model takes 16000"):
         cut_recordings(Data(tmp_path), lambda: model, SIGNATURE, VOICE, tmp_path)

@@ -24,7 +24,6 @@ from edgeq_device.prepare.arrays import to_array
 from edgeq_device.prepare.frame import Frame
 from edgeq_device.prepare.inputs import check_feeds
 from edgeq_device.prepare.steps import Prepare
-from edgeq_device.prepare.wave import read_wave
 from edgeq_device.trust.keys import find_trust
 
 LABELS = "labels.txt"
@@ -87,8 +86,7 @@ class Model:
             raise BundleError("the bundle does not say what its outputs mean", "Use run(x), or package with --head")
         head = replace(self.head, thresholds={**self.head.thresholds, **(thresholds or {})})
         if runs_over_recordings(head) and not isinstance(x, Mapping):
-            samples = read_wave(x, int(head.parameters.get("rate", 16000)))
-            return decode(run_recording(self.session, partial(infer, self.session), head, samples), head)
+            return decode(run_recording(self.session, partial(infer, self.session), head, x), head)
         feeds, frame = (dict(x), None) if isinstance(x, Mapping) else self._build_feeds(x)
         check_feeds(self.session, feeds)
         return decode(infer(self.session, feeds), head, frame)

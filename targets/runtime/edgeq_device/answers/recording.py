@@ -19,9 +19,11 @@ import numpy as np
 from edgeq_device.answers.head import Head
 from edgeq_device.errors import BundleError
 from edgeq_device.prepare.feeds import find_input_specs
+from edgeq_device.prepare.wave import read_wave
 
 Arrays = Dict[str, Any]
 _MOST_SAMPLES = 1 << 24
+_DEFAULTS: Dict[str, Any] = {"input": "", "window": 0, "context": 0, "rate": 16000, "states": {}, "constants": {}}
 
 
 def runs_over_recordings(head: Head) -> bool:
@@ -42,20 +44,10 @@ def run_windows(
     Raises:
         BundleError: the head's parameters do not describe a loop over this model.
     """
-    parameters = head.parameters
     specs = find_input_specs(session, {})
-    sizes = {key: parameters.get(key, 0) for key in ("window", "context")}
-    states, constants = (parameters.get(key, {}) for key in ("states", "constants"))
-    if (
-        not all(isinstance(n, int) and 0 <= n <= _MOST_SAMPLES for n in sizes.values())
-        or not sizes["window"]
-        or parameters.get("input") not in specs
-        or not isinstance(states, dict)
-        or not isinstance(constants, dict)
-        or not {*states.values(), *constants} <= set(specs)
-    ):
-        raise BundleError("the head does not say how the model runs over a recording", "Feed single windows by name")
-    window, context = sizes["window"], sizes["context"]
+    parameters = _read_parameters(session, head, specs)
+    window, context = parameters["window"], parameters["context"]
+    states, constants = parameters["states"], parameters["constants"]
     padded = np.concatenate([np.zeros(context), samples, np.zeros(-len(samples) % window)])
     name = parameters["input"]
     feeds = {key: np.full(shape, constants.get(key, 0), dtype) for key, (dtype, shape) in specs.items() if key != name}
@@ -67,11 +59,38 @@ def run_windows(
         feeds = {**feeds, **{key: outputs[output] for output, key in states.items()}}
 
 
-def run_recording(session: Any, run: Callable[[Arrays], Mapping[str, Any]], head: Head, samples: Any) -> Arrays:
+def _read_parameters(session: Any, head: Head, specs: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the checked parameters of the loop, because a bundle is untrusted."""
+    parameters = {**_DEFAULTS, **head.parameters}
+    sizes = [parameters[key] for key in ("window", "context", "rate")]
+    states, constants = parameters["states"], parameters["constants"]
+    names = {tensor.name for tensor in session.get_outputs()}
+    if (
+        not all(isinstance(size, int) and 0 <= size <= _MOST_SAMPLES for size in sizes)
+        or not sizes[0]
+        or not sizes[2]
+        or not isinstance(states, dict)
+        or not isinstance(constants, dict)
+        or not all(isinstance(value, (int, float)) for value in constants.values())
+        or not all(isinstance(name, str) for name in (parameters["input"], *states.values()))
+        or not {parameters["input"], *states.values(), *constants} <= set(specs)
+        or not {*states, *head.outputs.values()} <= names
+    ):
+        raise BundleError("the head does not say how the model runs over a recording", "Feed single windows by name")
+    return parameters
+
+
+def run_recording(session: Any, run: Callable[[Arrays], Mapping[str, Any]], head: Head, item: Any) -> Arrays:
     """Return the outputs of all runs over a recording, joined along the first axis, for `decode`. States are left out.
 
-    For the arguments and errors, see `run_windows`.
+    Args:
+        item: a .wav file, or samples [n] at the model's rate; see `read_wave`.
+
+    Raises:
+        DataError: the recording cannot be read.
+        BundleError: the head's parameters do not describe a loop over this model.
     """
+    samples = read_wave(item, _read_parameters(session, head, find_input_specs(session, {}))["rate"])
     names = set(head.outputs.values())
     runs = [{name: outputs[name] for name in names} for _, outputs in run_windows(session, run, head, samples)]
     return {name: np.concatenate([one[name] for one in runs]) for name in names} if runs else {}

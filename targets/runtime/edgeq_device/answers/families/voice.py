@@ -31,7 +31,9 @@ def decode(outputs: Outputs, head: Head, frame: Any) -> Answer:
     if array.size != max(array.shape, default=0):
         raise ValueError("the probabilities are not one row")
     values = array.reshape(-1)
-    step = head.parameters.get("window", 512) / head.parameters.get("rate", 16000)
+    step = head.parameters.get("window", 512) / max(1, head.parameters.get("rate", 16000))
+    if step <= 0:
+        raise ValueError("a window has no samples")
     thresholds = {**FAMILY.thresholds, **head.thresholds}
     return Answer("voice", vector=values, segments=find_speech(values, step, thresholds))
 
