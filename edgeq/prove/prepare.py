@@ -35,6 +35,7 @@ from edgeq.measure.basis import find_basis, sampled_basis
 from edgeq.measure.find_head import find_head
 from edgeq.measure.find_task import find_classification, find_detection
 from edgeq.measure.preprocess_search import open_or_search
+from edgeq.measure.recordings import cut_recordings
 from edgeq.measure.settle import check_skill, settle
 from edgeq.measure.tasks.detection import Detection
 from edgeq.model.load import is_quantized, read_model
@@ -109,6 +110,9 @@ def prepare(
     validation = in_role(validation, "validation") if validation is not None else None
     # The model is opened only if a task or a preprocessing must be found by running it, and then only once.
     session = functools.cache(lambda: open_session(prepared.path))
+    data, validation = (
+        part and cut_recordings(part, session, prepared.signature, request.head, workdir) for part in (data, validation)
+    )
     facts = read_facts(list_exported(prepared.model.metadata_props, prepared.signature, model))
     for note in facts.notes:
         progress.note(note)

@@ -154,6 +154,7 @@ STEPS = ExtensionGroup(
         "layout": "edgeq.data.steps.layout:Layout",
         "letterbox": "edgeq.data.steps.image:Letterbox",
         "multiply": "edgeq.data.steps.arithmetic:Multiply",
+        "pad": "edgeq.data.steps.pad:Pad",
         "reshape": "edgeq.data.steps.shape:Reshape",
         "resize": "edgeq.data.steps.image:Resize",
         "subtract": "edgeq.data.steps.arithmetic:Subtract",

@@ -33,6 +33,8 @@ STEPS = [
     "letterbox=32x24:center:[1,2,3]:lanczos,channels=BGR,multiply=1/255,layout=NCHW",
     "channels=L,resize=24:long,center,layout=CHW",
     "resize=model,dtype=float16,add=1,layout=model",
+    "resize=12:height:ceil,divide=255,pad=30x14:0.5,layout=NCHW",
+    "pad=30x14:7,resize=50:limit:round,layout=NCHW",
 ]
 
 

@@ -179,7 +179,9 @@ class Channels(Step):
         }[self.order]
 
 
-RULES = ("exact", "short", "long", "fit")
+RULES = ("exact", "short", "long", "fit", "height", "limit")
+_STRIDE = 32
+"""Sides by the rule "limit" are multiples of this number of pixels, the stride of most backbones."""
 
 
 @dataclass(frozen=True)
@@ -187,14 +189,14 @@ class Resize(Step):
     """Resize by a rule. `rounding` rounds the computed side to whole pixels."""
 
     name = "resize"
-    help = "SIZE[:exact|short|long|fit][:FILTER][:floor|round|ceil]; SIZE 256, 320x240 or model"
+    help = "SIZE[:exact|short|long|fit|height|limit][:FILTER][:floor|round|ceil]; SIZE 256, 320x240 or model"
     size: Size = field(metadata=SIZE)
     rule: str = field(default="exact", metadata=one_of(*RULES))
     filter: str = field(default="bilinear", metadata=FILTER)
     rounding: str = field(default="floor", metadata=ROUNDING)
 
     def __post_init__(self) -> None:
-        if self.rule in ("short", "long") and isinstance(self.size, str):
+        if self.rule not in ("exact", "fit") and isinstance(self.size, str):
             raise DataError(f"resize by the {self.rule} side needs a number of pixels", "Give size = 256 or the like")
 
     def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
@@ -208,7 +210,7 @@ class Resize(Step):
         if size is None:
             return state
         height, width = measure_image(state)
-        new = self.plan(width, height, size)
+        new = self.plan(width, height, size, model_size(spec))
         # Resampling at the same size could still blur, depending on the filter.
         if new == (width, height):
             return state
@@ -221,10 +223,25 @@ class Resize(Step):
         frame = state.frame or Frame.of(width, height)
         return replace(state, array=array, frame=frame.resized(*new))
 
-    def plan(self, width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the new (width, height) for an image of `width` x `height`."""
+    def plan(
+        self, width: int, height: int, size: tuple[int, int], model: tuple[int, int] | None = None
+    ) -> tuple[int, int]:
+        """Return the new (width, height) for an image of `width` x `height`. `model` is the size that the model fixes,
+        which the rules "height" and "limit" prefer.
+        """
         if self.rule == "exact":
             return size
+        if self.rule == "height":
+            line = model[1] if model is not None else size[1]
+            new_width = round_by(line * width / height, self.rounding)
+            return new_width if model is None else min(new_width, model[0]), line
+        if self.rule == "limit":
+            if model is not None:
+                return model
+            scale = min(1.0, size[0] / max(width, height))
+            sides = (_STRIDE * round_by(int(side * scale) / _STRIDE, self.rounding) for side in (width, height))
+            new_width, new_height = (max(_STRIDE, side) for side in sides)
+            return new_width, new_height
         if self.rule == "fit":
             scale = min(size[0] / width, size[1] / height)
             return round_by(width * scale, self.rounding), round_by(height * scale, self.rounding)
@@ -242,6 +259,10 @@ class Resize(Step):
             "fit": f"r = min(W/w, H/h) for {target}; resized to {self.rounding}(w*r) x {self.rounding}(h*r)",
             "short": f"the shorter side becomes {side}, the other {self.rounding}({side} * longer / shorter)",
             "long": f"the longer side becomes {side}, the other {self.rounding}({side} * shorter / longer)",
+            "height": f"the height becomes {side}, or the model's if fixed, and the width "
+            f"{self.rounding}(height * w / h), at most the model's if fixed",
+            "limit": f"r = min(1, {side} / longer side); each side becomes {_STRIDE} * "
+            f"{self.rounding}(int(side * r) / {_STRIDE}), at least {_STRIDE}, or the model's size if fixed",
         }[self.rule]
         return f"{rule}; Pillow filter {self.filter}; no change if the image has that size or the size is not fixed"
 

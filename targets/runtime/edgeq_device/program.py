@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
@@ -11,6 +12,7 @@ import numpy as np
 from edgeq_device.answers.answer import Answer
 from edgeq_device.answers.decode import decode
 from edgeq_device.answers.head import Head, parse_head
+from edgeq_device.answers.recording import run_recording, runs_over_recordings
 from edgeq_device.answers.sizes import fill
 from edgeq_device.bundle import package
 from edgeq_device.bundle.opening import open_best
@@ -70,7 +72,8 @@ class Predictor:
 
         Args:
             x: data for one run, as for `run`. Positions are in pixels of the image, if `x` is an image. If the model
-                takes a fixed number of images, the image is repeated.
+                takes a fixed number of images, the image is repeated. A model that runs over recordings also takes a
+                .wav file, or samples [n] at its rate.
             threshold: lowest score of an object or a class, from 0 to 1, instead of the head's.
             thresholds: threshold → number, instead of the head's other ones, such as {"iou": 0.5, "limit": 100}.
 
@@ -85,6 +88,8 @@ class Predictor:
             raise UsageError(f"--threshold {threshold:g} is not a score", "Give a number from 0 to 1")
         changed = {**(thresholds or {}), **({} if threshold is None else {"confidence": threshold})}
         head = replace(self.head, thresholds={**self.head.thresholds, **changed})
+        if runs_over_recordings(head) and not isinstance(x, Mapping):
+            return decode(run_recording(self.session, partial(infer, self.session), head, x), head)
         feeds, frame = (dict(x), None) if isinstance(x, Mapping) else self._build_feeds(x)
         batch = self._fixed_batch() if frame is not None else 1
         if batch > 1:
@@ -221,8 +226,10 @@ def read_labels(bundle: package.Bundle) -> Tuple[str, ...]:
         return ()
     if record.size > _LONGEST:
         raise BundleError(f"{LABELS} has {record.size} bytes, more than {_LONGEST}")
-    lines = (bundle.root / LABELS).read_text(encoding="utf-8", errors="replace").splitlines()
-    return tuple(lines[:_MOST_LABELS])
+    lines = (bundle.root / LABELS).read_bytes().decode("utf-8", errors="replace")
+    # A line ends at a newline only: alphabets contain characters at which splitlines() would also split.
+    names = [line[:-1] if line.endswith("\r") else line for line in lines.split("\n")]
+    return tuple(names[:-1] if not names[-1] else names)[:_MOST_LABELS]
 
 
 def _to_row(array: Any) -> Any:

@@ -91,6 +91,12 @@ def test_steps_before_the_last_resize_are_the_callers() -> None:
     assert recipe["steps"][-1]["axes"] == "NCHW"
 
 
+def test_padding_and_what_comes_before_it_are_the_callers() -> None:
+    recipe = web_recipe(load_preprocess("ppocr-rec"), IMAGE)
+    assert recipe is not None
+    assert [step["op"] for step in recipe["steps"]] == ["layout"]
+
+
 def test_a_function_of_python_is_left_to_the_caller(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text("def twice(raw):\n    return raw * 2\n", "utf-8")

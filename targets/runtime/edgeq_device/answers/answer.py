@@ -40,6 +40,10 @@ class Answer:
         map: [H, W] class numbers (int64), or values such as depth or alpha (float64), or an image uint8 [H, W, 3];
             None if there is none.
         vector: float64 [D], an embedding, regressed values or probabilities of time steps; None if there is none.
+        maps: output name → further map as in `map`, of a model with several outputs that are maps.
+        confidence: how sure the model is of its text, from 0 to 1, or how anomalous the input is; None if it does not
+            say.
+        segments: float64 [S, 2], start and end of parts of a recording in seconds; None if the input is none.
         labels: names of the classes that numbers refer to; may be empty.
         image_size: (width, height) of the stored image; None if the input was not an image.
     """
@@ -57,6 +61,9 @@ class Answer:
     top: Mapping[int, float] = field(default_factory=dict)
     map: Optional[Array] = None
     vector: Optional[Array] = None
+    maps: Mapping[str, Array] = field(default_factory=dict)
+    confidence: Optional[float] = None
+    segments: Optional[Array] = None
     labels: Tuple[str, ...] = ()
     image_size: Optional[Tuple[int, int]] = None
 
@@ -79,6 +86,8 @@ class Answer:
             record["image"] = {"width": self.image_size[0], "height": self.image_size[1]}
         if self.text is not None:
             record["text"] = self.text
+        if self.confidence is not None:
+            record["confidence"] = _number(self.confidence)
         if self.top:
             record["classes"] = [
                 {"name": self.label_of(number), "class": number, "confidence": _number(score)}
@@ -86,6 +95,10 @@ class Answer:
             ]
         if self.map is not None:
             record["map"] = _describe_map(self.map, self.labels)
+        if self.maps:
+            record["maps"] = {name: _describe_map(values, ()) for name, values in self.maps.items()}
+        if self.segments is not None:
+            record["segments"] = [{"start": _number(start), "end": _number(end)} for start, end in self.segments]
         if self.vector is not None:
             record["vector"] = [_number(value) for value in self.vector]
         if (self.text is None and not self.top and self.map is None and self.vector is None) or len(self):

@@ -50,3 +50,19 @@ def to_pixels(boxes: Any, unit: Any, size: Tuple[int, int]) -> Any:
         raise ValueError(f"the unit is {unit!r}")
     factor = np.resize(np.asarray(size, np.float64), np.shape(boxes)[-1]) if unit == "share" else 1.0
     return np.asarray(boxes, np.float64) * factor
+
+
+def find_rows(outputs: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the float outputs [1], [1, D] and [1, D, 1, 1] by name, as float64 [D]."""
+    return {
+        name: read_row(array)
+        for name, array in outputs.items()
+        if array.dtype.kind == "f" and array.size and array.size == (array.shape[1] if array.ndim > 1 else 1)
+    }
+
+
+def read_row(array: Any) -> Any:
+    """Return an output [1], [1, D] or [1, D, 1, 1] as float64 [D]."""
+    if not array.size or array.size != (array.shape[1] if array.ndim > 1 else 1):
+        raise ValueError("the output is not one row")
+    return np.asarray(array, np.float64).reshape(-1)

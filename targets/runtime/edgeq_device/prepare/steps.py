@@ -81,7 +81,7 @@ class Prepare:
         try:
             if name in _ARITHMETIC:
                 return _apply_arithmetic(state, name, step["value"])
-            if name in ("resize", "crop", "letterbox"):
+            if name in ("resize", "crop", "letterbox", "pad"):
                 return self._apply_to_pixels(state, name, step)
             if name == "layout":
                 return self._order_axes(state, step["axes"])
@@ -95,17 +95,24 @@ class Prepare:
         raise BundleError(f"this runner does not know the preprocessing step {name!r}", "Give tensors by input name")
 
     def _apply_to_pixels(self, state: "_State", name: str, step: Mapping[str, Any]) -> "_State":
-        size = self._find_size() if step["size"] == "model" else (int(step["size"][0]), int(step["size"][1]))
+        model = self._find_size()
+        size = model if step["size"] == "model" else (int(step["size"][0]), int(step["size"][1]))
         if size is None:
-            if name == "letterbox":
-                raise DataError("letterbox needs the model's width and height, which are open", "Give tensors")
+            if name in ("letterbox", "pad"):
+                raise DataError(f"{name} needs the model's width and height, which are open", "Give tensors")
             return state
+        size = model or size if name == "pad" else size
         if min(size) < 1 or size[0] * size[1] > MOST_PIXELS:
             raise BundleError(f"the preprocessing makes an image of {size[0]}x{size[1]} pixels", "Give tensors")
         pixels = state.to_pixels()
         rounding = _ROUNDINGS[step.get("rounding", "floor")]
         height, width = pixels.shape[:2]
         frame = state.frame or Frame.of(width, height)
+        if name == "pad":
+            missing = [max(0, side - have) for side, have in zip(size, (width, height))]
+            value = np.asarray(step.get("value", 0), pixels.dtype)
+            pixels = np.pad(pixels, ((0, missing[1]), (0, missing[0]), (0, 0)), constant_values=value)
+            return state.replace_pixels(pixels, frame.placed(0, 0, (width + missing[0], height + missing[1])))
         if name == "crop":
             x_offset, y_offset = rounding((width - size[0]) / 2), rounding((height - size[1]) / 2)
             if x_offset < 0 or y_offset < 0:
@@ -113,7 +120,7 @@ class Prepare:
             cut = pixels[y_offset : y_offset + size[1], x_offset : x_offset + size[0]]
             return state.replace_pixels(cut, frame.placed(-x_offset, -y_offset, size))
         rule = "fit" if name == "letterbox" else step.get("rule", "exact")
-        pixels = _resize(pixels, _plan_size(width, height, size, rule, rounding), step.get("filter", "bilinear"))
+        pixels = _resize(pixels, _plan_size(width, height, size, rule, rounding, model), step.get("filter", "bilinear"))
         height, width = pixels.shape[:2]
         frame = frame.resized(width, height)
         if name == "resize":
@@ -223,9 +230,23 @@ def _import_pillow() -> Any:
 
 
 def _plan_size(
-    width: int, height: int, size: Tuple[int, int], rule: str, rounding: Callable[[float], int]
+    width: int,
+    height: int,
+    size: Tuple[int, int],
+    rule: str,
+    rounding: Callable[[float], int],
+    model: Optional[Tuple[int, int]],
 ) -> Tuple[int, int]:
-    """Return the new width and height of an image."""
+    """Return the new width and height of an image. `model` is the size that the model fixes."""
+    if rule == "height":
+        line = model[1] if model else size[1]
+        return min(rounding(line * width / height), model[0] if model else MOST_PIXELS), line
+    if rule == "limit":
+        scale = min(1.0, size[0] / max(width, height))
+        return model or (
+            max(32, 32 * rounding(int(width * scale) / 32)),
+            max(32, 32 * rounding(int(height * scale) / 32)),
+        )
     if rule == "exact":
         return size
     if rule == "fit":

@@ -12,6 +12,7 @@ from typing import Any, Optional
 import numpy as np
 
 from edgeq_device.answers.answer import Answer
+from edgeq_device.answers.families.multi_label import is_multi_label
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
 
@@ -43,7 +44,8 @@ def read_scores(array: Any) -> Any:
 
 def fit(view: View) -> Optional[Fit]:
     """Accept the only float output if it is a row of probabilities, or if the number of classes is known to be its
-    size. A row of other values may as well be an embedding.
+    size, and it is no row of a multi-label model. A row of other values may as well be an embedding. If the family is
+    named, accept any row.
     """
     floats = {name: array for name, array in view.outputs.items() if array.dtype.kind == "f"}
     if len(floats) != 1:
@@ -55,7 +57,8 @@ def fit(view: View) -> Optional[Fit]:
     probabilities = bool((row >= 0).all() and abs(row.sum() - 1) < _ROUNDING)
     # Models of TensorFlow have a background class before the others.
     offset = 1 if view.classes == array.size - 1 else 0
-    if not probabilities and view.classes not in (array.size, array.size - 1):
+    sizes = (array.size, array.size - 1)
+    if not view.named and (is_multi_label(row, view.classes) or (not probabilities and view.classes not in sizes)):
         return None
     if view.classes is not None and view.classes != array.size - offset:
         return None
