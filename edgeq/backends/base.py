@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import onnx_ir as ir
+from edgeq_device.answers.head import Head
 from edgeq_device.engines.catalog import engine_of_file
 from numpy.typing import NDArray
 
@@ -57,6 +58,7 @@ class Artifact:
         alternatives: other builds of the model, for devices of the target's kind that cannot run this artifact.
         engine: the engine that runs the model instead of the kernels of `provider`, and the precision of the float
             operators.
+        head: how the outputs become answers; None if that is not known.
     """
 
     model: Path
@@ -77,6 +79,7 @@ class Artifact:
     tables: tuple[Path, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     engine: EngineChoice | None = None
+    head: Head | None = None
 
     def settings(self, *, threads: int = 0) -> SessionSettings:
         """Return the session settings that ship with this artifact."""
