@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -37,6 +37,7 @@ def decode(
     family = family or load_family(head.family)
     frame = frame or NO_IMAGE
     try:
+        outputs, head = _join_rows(outputs, head)
         if family.candidates is not None:
             answer = _decode_objects(outputs, head, frame, family)
         elif family.decode is not None:
@@ -50,6 +51,20 @@ def decode(
         ) from error
     size = None if frame is NO_IMAGE else frame.original
     return replace(answer, labels=head.labels, keypoint_names=head.keypoint_names, image_size=size)
+
+
+def _join_rows(outputs: Mapping[str, Any], head: Head) -> Tuple[Mapping[str, Any], Head]:
+    """Return the outputs with rows joined from the parts at which edgeq has cut the graph, and a head that reads them.
+
+    The parameter "rows" lists the roles of the parts. "axes" is the axis of the columns in the parts and in the rows.
+    """
+    roles = head.parameters.get("rows")
+    if roles is None:
+        return outputs, head
+    source, target = head.parameters["axes"]
+    parts = np.concatenate([np.asarray(outputs[head.outputs[role]]) for role in roles], axis=source)
+    # No output of a model has an empty name.
+    return {**outputs, "": np.moveaxis(parts, source, target)}, replace(head, outputs={**head.outputs, "rows": ""})
 
 
 def _decode_objects(outputs: Mapping[str, Any], head: Head, frame: Frame, family: Family) -> Answer:
