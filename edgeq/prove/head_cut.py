@@ -26,7 +26,7 @@ from edgeq.errors import DataError, ModelError
 from edgeq.measure.inference import infer
 from edgeq.model.clean import tidy
 from edgeq.model.edit import Editor
-from edgeq.model.graph import constant, is_op, named_values, sizes
+from edgeq.model.graph import constant, is_constant, is_op, named_values, sizes
 from edgeq.model.load import save_model
 from edgeq.run.session import open_session
 
@@ -39,6 +39,7 @@ _NEUTRAL = {"Mul": 1, "Add": 0, "Sub": 0, "Div": 1}
 # Largest difference between the answers of both models: in pixels, and in scores.
 _PIXELS, _SCORES = 0.01, 1e-3
 _COMPARED = 4
+_ONE_TENSOR = "boxes and scores come from one tensor, so the graph cannot end in front of their join"
 # Columns of a box.
 _BOX = 4
 
@@ -80,9 +81,9 @@ def cut_head(model: ir.Model, head: Head, samples: Samples, folder: Path) -> Hea
     Raises:
         ModelError: the outputs are not joined or selected in a way that can be cut, or the answers would differ.
     """
-    before = folder / "complete.onnx"
-    save_model(model.clone(), before)
-    session, compared = open_session(before), list(itertools.islice(samples, _COMPARED))
+    complete = folder / "complete.onnx"
+    save_model(model.clone(), complete)
+    session, compared = open_session(complete), list(itertools.islice(samples, _COMPARED))
     expected = [decode(infer(session, sample), head, find_frame(sample.context)) for sample in compared]
     if not any(len(answer) for answer in expected):
         raise ModelError("the float model finds no object in the first samples, so a cut could not be checked")
@@ -108,11 +109,11 @@ def are_equal(expected: Answer, answer: Answer) -> bool:
         same = free & (answer.classes == expected.classes[place])
         same &= np.abs(answer.scores - expected.scores[place]) <= _SCORES
         for name in ("boxes", "keypoints"):
-            wanted, found = getattr(expected, name), getattr(answer, name)
-            if (wanted is None) != (found is None):
+            reference, actual = getattr(expected, name), getattr(answer, name)
+            if (reference is None) != (actual is None):
                 return False
-            if wanted is not None:
-                differences = np.abs(found - wanted[place]).reshape(len(answer), -1)
+            if reference is not None:
+                differences = np.abs(actual - reference[place]).reshape(len(answer), -1)
                 same &= (differences <= _PIXELS).all(axis=1)
         if expected.masks is not None and answer.masks is not None:
             same &= [np.mean(mask != expected.masks[place]) < _SCORES for mask in answer.masks]
@@ -129,29 +130,37 @@ def _propose(model: ir.Model, head: Head) -> Iterator[HeadCut]:
     if output is None:
         raise ModelError(f"the head {head.family} has no rows in one tensor")
     if _selects(model.graph, output):
+        # Masks and keypoints would have to be selected with the boxes.
         if len(head.outputs) > 1:
             raise ModelError(f"the head {head.family} reads other outputs besides selected rows")
-        boxes, scores = _find_unselected(model.graph)
-        tensors = {"boxes": boxes, "scores": scores}
-        cut, roles = _end_at(model, {}, tensors)
-        for corners, unit, kind in itertools.product(("corners", "centre"), ("pixel", "share"), ("scores", "logits")):
-            parameters = {"boxes": corners, "unit": unit, "scores": kind}
-            axes = {"axes": [pieces[0].axis for pieces in tensors.values()]}
-            kept = {key: value for key, value in head.parameters.items() if key not in parameters}
-            yield HeadCut(cut, replace(head, family="pairs", outputs=roles, parameters={**kept, **parameters, **axes}))
+        for selector in (node for node in model.graph if node.op_type in _SELECTORS):
+            yield from _propose_unselected(model, head, selector)
         return
     size = _shape(output)
     axis = 1 if len(size) == 3 and size[1] < size[2] else 2
     pieces = list(_split(_Piece(output, axis, 0, size[axis])))
     parts = _group(pieces)
-    if len(parts) < 2:
-        raise ModelError("boxes and scores come from one tensor, so the graph cannot end in front of their join")
+    boxes = {piece.value for piece in parts["boxes"]}
+    if len(parts) < 2 or any(piece.value in boxes for name in parts if name != "boxes" for piece in parts[name]):
+        raise ModelError(_ONE_TENSOR)
     others = {role: value for role, value in head.outputs.items() if role != "rows"}
     if len({piece.axis for piece in pieces}) > 1:
         raise ModelError("the parts of the rows differ in the order of their axes")
     cut, roles = _end_at(model, others, parts)
     joined = {"rows": list(parts), "axes": [pieces[0].axis, axis]}
     yield HeadCut(cut, replace(head, outputs=roles, parameters={**head.parameters, **joined}))
+
+
+def _propose_unselected(model: ir.Model, head: Head, selector: ir.Node) -> Iterator[HeadCut]:
+    """Yield the cuts in front of a selection, one for each way of reading the boxes and scores there."""
+    tensors = _find_unselected(model.graph, selector)
+    if tensors is None:
+        return
+    cut, roles = _end_at(model, {}, tensors)
+    axes = [pieces[0].axis for pieces in tensors.values()]
+    for boxes, unit, scores in itertools.product(("corners", "centre"), ("pixel", "share"), ("scores", "logits")):
+        parameters = {**head.parameters, "boxes": boxes, "unit": unit, "scores": scores, "axes": axes}
+        yield HeadCut(cut, replace(head, family="pairs", outputs=roles, parameters=parameters))
 
 
 def _selects(graph: ir.Graph, output: ir.Value) -> bool:
@@ -167,42 +176,37 @@ def _depends(graph: ir.Graph, values: Sequence[ir.Value]) -> set[ir.Value]:
     return reached
 
 
-def _find_unselected(graph: ir.Graph) -> tuple[list[_Piece], list[_Piece]]:
-    """Return the boxes [1, N, 4] and the scores [1, N, C] in front of the first selection."""
-    selector = next(node for node in graph if node.op_type in _SELECTORS)
-    if selector.op_type != "TopK" or selector.inputs[0] is None:
-        raise ModelError("the graph selects by NonMaxSuppression, which a runner does not repeat exactly")
-    selected = _depends(graph, selector.outputs)
-    tensors = {_find_rows(selector.inputs[0])}
+def _find_unselected(graph: ir.Graph, selector: ir.Node) -> dict[str, list[_Piece]] | None:
+    """Return the boxes [1, N, 4] and the scores [1, N, C] in front of a selection, or None if it does not select from
+    such tensors. Repeating a NonMaxSuppression could give other answers, so only a TopK counts.
+    """
+    scores = _find_rows(selector.inputs[0]) if selector.op_type == "TopK" else None
+    if scores is None:
+        return None
+    selected, others = _depends(graph, selector.outputs), set()
     for node in graph:
-        if is_op(node, *_GATHERS):
-            data, indices = node.inputs[0], node.inputs[1]
-            if indices in selected and data is not None and data not in selected and data.const_value is None:
-                tensors.add(_find_rows(data))
-    scores = _find_rows(selector.inputs[0])
-    others = [value for value in tensors if value is not scores]
-    if len(others) != 1:
-        raise ModelError(f"the first selection takes {len(others)} tensors besides the scores, not the boxes alone")
-    (boxes,) = others
-    columns = _shape(boxes)[2]
-    if columns < _BOX:
-        raise ModelError(f"the selected tensor has {columns} columns, fewer than a box")
-    return (_unite(_Piece(boxes, 2, 0, _BOX)), _unite(_Piece(scores, 2, 0, _shape(scores)[2])))
+        if is_op(node, *_GATHERS) and node.inputs[1] in selected:
+            data = node.inputs[0]
+            if data is not None and data not in selected and not is_constant(data):
+                others.add(_find_rows(data))
+    others.discard(scores)
+    boxes = others.pop() if len(others) == 1 else None
+    if boxes is None or _shape(boxes)[2] < _BOX:
+        return None
+    return {"boxes": _unite(_Piece(boxes, 2, 0, _BOX)), "scores": _unite(_Piece(scores, 2, 0, _shape(scores)[2]))}
 
 
-def _find_rows(value: ir.Value | None) -> ir.Value:
-    """Return the tensor [1, N, columns] from which `value` differs only in its shape, or in taking each row's
-    largest.
+def _find_rows(value: ir.Value | None) -> ir.Value | None:
+    """Return the tensor [1, N, columns] from which `value` differs only in its shape, or in taking each row's largest.
+    Return None if there is none.
     """
     while value is not None:
         shape, node = sizes(value), value.producer()
         # One column may also be the largest of a row.
         if shape is not None and len(shape) == 3 and shape[0] == 1 and not is_op(node, *_LARGEST):
             return value
-        if not is_op(node, *_SHAPERS, *_LARGEST) or node is None:
-            break
-        value = node.inputs[0]
-    raise ModelError("the tensor in front of the first selection is not [1, N, columns]")
+        value = node.inputs[0] if node is not None and is_op(node, *_SHAPERS, *_LARGEST) else None
+    return None
 
 
 def _unite(piece: _Piece) -> list[_Piece]:
@@ -217,7 +221,7 @@ def _group(pieces: Sequence[_Piece]) -> dict[str, list[_Piece]]:
     column = 0
     for piece in pieces:
         if column < _BOX < column + piece.width:
-            raise ModelError("boxes and scores come from one tensor, so the graph cannot end in front of their join")
+            raise ModelError(_ONE_TENSOR)
         name = "boxes" if column < _BOX else "scores" if "scores" not in parts else f"part{len(parts)}"
         parts.setdefault(name, []).append(piece)
         column += piece.width

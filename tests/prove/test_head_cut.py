@@ -1,0 +1,124 @@
+"""Cut graphs in front of joined rows and of selections: the runner's answers stay the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from edgeq_device.answers.decode import decode
+from edgeq_device.answers.family import family_names
+from edgeq_device.answers.head import Head
+
+from edgeq.data.samples import open_samples
+from edgeq.errors import ModelError
+from edgeq.measure.inference import infer
+from edgeq.model.load import save_model
+from edgeq.model.prepare import prepare_model
+from edgeq.prove.head_cut import HeadCut, cut_head
+from edgeq.run.session import open_session
+from tests.graphs import proto
+
+YOLO = Head("yolov8", {"rows": "y"}, {"unit": "pixel"}, {"confidence": 0.25, "iou": 0.7, "limit": 300})
+PARTS = """
+    b = Slice(x, n0, n4, n1)
+    r = Relu(b)
+    c = Slice(x, n4, n7, n1)
+    s = Sigmoid(c)
+"""
+JOINED = f"""g (float[1,7,32] x) => (float[1,7,32] y) {{ {PARTS}
+    j = Concat<axis=1>(r, s)
+    y = Mul(j, px)
+}}"""
+# Ultralytics, nn/modules/head.py, Detect.postprocess.
+SELECTED = f"""g (float[1,7,32] x) => (float[1,8,6] y) {{ {PARTS}
+    j = Concat<axis=1>(r, s)
+    t = Transpose<perm=[0,2,1]>(j)
+    box, score = Split<axis=2>(t, parts)
+    m = ReduceMax<axes=[2], keepdims=0>(score)
+    v, i = TopK<axis=1>(m, k)
+    iu = Unsqueeze(i, n2)
+    ib = Expand(iu, box_shape)
+    is = Expand(iu, score_shape)
+    gb = GatherElements<axis=1>(box, ib)
+    gs = GatherElements<axis=1>(score, is)
+    f = Flatten<axis=1>(gs)
+    best, p = TopK<axis=1>(f, k)
+    row = Div(p, classes)
+    class = Mod(p, classes)
+    ru = Unsqueeze(row, n2)
+    re = Expand(ru, box_shape)
+    ob = GatherElements<axis=1>(gb, re)
+    os = Unsqueeze(best, n2)
+    cu = Unsqueeze(class, n2)
+    oc = Cast<to=1>(cu)
+    y = Concat<axis=2>(ob, os, oc)
+}}"""
+CONSTANTS: dict[str, Any] = {
+    **{f"n{n}": np.array([n]) for n in (0, 1, 2, 4, 7)},
+    "px": np.array([16, 16, 16, 16, 1, 1, 1], np.float32).reshape(1, 7, 1),
+    "parts": np.array([4, 3]),
+    "k": np.array([8]),
+    "classes": np.array(3),
+    "box_shape": np.array([1, 8, 4]),
+    "score_shape": np.array([1, 8, 3]),
+}
+
+
+def cut(folder: Path, text: str, head: Head) -> tuple[HeadCut, Any, Any]:
+    """Return the cut of a model, and sessions of the model and of its cut."""
+    onnx.save(proto(text, {name: value for name, value in CONSTANTS.items() if name in text}), folder / "m.onnx")
+    rows = np.random.default_rng(0).normal(1, 2, (6, 7, 32)).astype(np.float32)
+    np.savez(folder / "data.npz", x=rows)
+    prepared = prepare_model(folder / "m.onnx", folder / "prepared")
+    samples = open_samples(folder / "data.npz", prepared.signature)
+    result = cut_head(prepared.model, head, samples, folder)
+    save_model(result.model.clone(), folder / "cut.onnx")
+    whole, part = open_session(prepared.path), open_session(folder / "cut.onnx")
+    for sample in samples:
+        expected, answer = decode(infer(whole, sample), head), decode(infer(part, sample), result.head)
+        assert len(expected)
+        np.testing.assert_allclose(answer.boxes, expected.boxes, atol=0.01)
+        np.testing.assert_allclose(answer.scores, expected.scores, atol=1e-5)
+        assert (answer.classes == expected.classes).all()
+    return result, whole, part
+
+
+def test_ends_rows_in_front_of_their_join(tmp_path: Path) -> None:
+    result, _, _ = cut(tmp_path, JOINED, YOLO)
+    assert (result.head.family, result.head.parameters["rows"]) == ("yolov8", ["boxes", "scores"])
+    shapes = [tuple(value.shape or ()) for value in result.model.graph.outputs]
+    assert shapes == [(1, 4, 32), (1, 3, 32)]
+    # The factor of the boxes stays in the graph, and that of the scores is 1.
+    assert [node.op_type for node in result.model.graph].count("Mul") == 1
+    assert "Concat" not in {node.op_type for node in result.model.graph}
+
+
+@pytest.mark.skipif("detections" not in family_names(), reason="this runner has no family for selected rows")
+def test_ends_a_graph_in_front_of_its_selection(tmp_path: Path) -> None:
+    head = Head("detections", {"rows": "y"}, {"unit": "pixel"}, {"confidence": 0.25, "limit": 8})
+    result, _, _ = cut(tmp_path, SELECTED, head)
+    assert (result.head.family, result.head.parameters["boxes"]) == ("pairs", "corners")
+    assert not {"TopK", "GatherElements", "Concat"} & {node.op_type for node in result.model.graph}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("g (float[1,7,32] x) => (float[1,7,32] y) { y = Sigmoid(x) }", "one tensor"),
+        (
+            """g (float[1,7,32] x) => (float[1,7,32] y) {
+                s = Sigmoid(x)
+                a = Slice(s, n0, n4, n1)
+                c = Slice(s, n4, n7, n1)
+                y = Concat<axis=1>(a, c)
+            }""",
+            "one tensor",
+        ),
+    ],
+)
+def test_refuses_rows_that_nothing_joins(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ModelError, match=problem):
+        cut(tmp_path, text, YOLO)
