@@ -11,6 +11,10 @@ import pytest
 from edgeq_device.answers.decode import decode
 from edgeq_device.answers.family import family_names
 from edgeq_device.answers.head import Head
+from edgeq_device.errors import DataError
+from edgeq_device.prepare.frame import Frame
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgeq.data.samples import open_samples
 from edgeq.errors import ModelError
@@ -122,3 +126,38 @@ def test_ends_a_graph_in_front_of_its_selection(tmp_path: Path) -> None:
 def test_refuses_rows_that_nothing_joins(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(ModelError, match=problem):
         cut(tmp_path, text, YOLO)
+
+
+@given(st.data())
+def test_pairs_are_the_best_of_all_boxes_and_classes(data: st.DataObject) -> None:
+    rows, classes, limit = (data.draw(st.integers(1, most)) for most in (20, 5, 12))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    boxes, logits = random.uniform(0.2, 0.8, (rows, 4)), random.normal(0, 2, (rows, classes))
+    axis = data.draw(st.sampled_from([1, 2]))
+    outputs = {name: np.moveaxis(array[None], 2, axis) for name, array in (("b", boxes), ("s", logits))}
+    parameters = {"boxes": "centre", "unit": "share", "scores": "logits", "axes": [axis, axis]}
+    head = Head("pairs", {"boxes": "b", "scores": "s"}, parameters, {"confidence": 0.25, "limit": limit})
+    answer = decode(outputs, head, Frame((100, 50), (100, 50)))
+    scores = 1 / (1 + np.exp(-logits))
+    best = sorted((-scores[r, c], r, c) for r in range(rows) for c in range(classes))[:limit]
+    expected = [(r, c) for score, r, c in best if -score > 0.25]
+    assert answer.classes.tolist() == [c for _, c in expected]
+    for box, (row, _) in zip(answer.boxes, expected, strict=True):
+        (x, y), (width, height) = boxes[row, :2] * (100, 50), boxes[row, 2:] * (100, 50)
+        np.testing.assert_allclose(box, [x - width / 2, y - height / 2, x + width / 2, y + height / 2])
+
+
+@pytest.mark.parametrize("parameters", [{}, {"axes": [2]}, {"axes": [7, 2], "boxes": "corners", "unit": "pixel"}])
+def test_refuses_a_record_of_pairs_without_axes(parameters: dict[str, Any]) -> None:
+    head = Head("pairs", {"boxes": "b", "scores": "s"}, parameters)
+    with pytest.raises(DataError, match="does not fit"):
+        decode({"b": np.zeros((1, 2, 4)), "s": np.zeros((1, 2, 3))}, head)
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"rows": ["boxes"]}, {"rows": 3, "axes": [1, 1]}, {"rows": ["b"], "axes": [9, 1]}]
+)
+def test_refuses_a_record_of_parts_that_do_not_join(parameters: dict[str, Any]) -> None:
+    head = Head("yolov8", {"boxes": "b"}, parameters)
+    with pytest.raises(DataError, match="does not fit"):
+        decode({"b": np.zeros((1, 4, 8))}, head)
