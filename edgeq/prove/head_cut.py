@@ -97,7 +97,7 @@ def cut_head(model: ir.Model, head: Head, samples: Samples, folder: Path) -> Hea
             continue  # the proposal reads the tensors in another way than the model
         if all(map(are_equal, expected, answers)):
             return cut
-    raise ModelError("the answers in front of the last steps differ from those of the model")
+    raise ModelError("no cut in front of the last steps gives the answers of the model")
 
 
 def are_equal(expected: Answer, answer: Answer) -> bool:

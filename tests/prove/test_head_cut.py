@@ -17,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.data.samples import open_samples
+from edgeq.describe.read import read_facts
 from edgeq.errors import ModelError
+from edgeq.measure.find_head import HeadChoice, find_head
 from edgeq.measure.inference import infer
 from edgeq.model.load import save_model
 from edgeq.model.prepare import prepare_model
@@ -161,3 +163,32 @@ def test_refuses_a_record_of_parts_that_do_not_join(parameters: dict[str, Any]) 
     head = Head("yolov8", {"boxes": "b"}, parameters)
     with pytest.raises(DataError, match="does not fit"):
         decode({"b": np.zeros((1, 4, 8))}, head)
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "images"),
+    [
+        ("yolo26n_e2e", "detections", "coco256/val"),
+        ("yolo11n_seg", "yolo-seg", "coco256/val"),
+        ("yolo11n_pose", "yolo-pose", "yolo11n_pose/data/images/val"),
+    ],
+)
+def test_cuts_real_models(shared_data: Path, tmp_path: Path, name: str, family: str, images: str) -> None:
+    if family not in family_names() or not (shared_data / name).is_dir():
+        pytest.skip(f"this runner has no family {family}, or {name} is absent")
+    prepared = prepare_model(shared_data / name / "model.onnx", tmp_path)
+    samples = open_samples(shared_data / images, prepared.signature, preprocess="yolo", count=2)
+    facts = read_facts(prepared.model.metadata_props, shared_data / name / "model.onnx")
+    session, sample = open_session(prepared.path), next(iter(samples))
+    head = find_head(session, prepared.signature, sample, facts, HeadChoice(family))
+    assert head is not None
+    # The answers are compared inside.
+    result = cut_head(prepared.model, head, samples, tmp_path)
+    boxes, scores = (
+        next(value for value in result.model.graph.outputs if value.name == result.head.outputs[role])
+        for role in ("boxes", "scores")
+    )
+    assert boxes.shape is not None
+    assert scores.shape is not None
+    assert (boxes.shape[1], scores.shape[2]) == (4, boxes.shape[2])
+    assert "TopK" not in {node.op_type for node in result.model.graph}
