@@ -35,6 +35,7 @@ from edgeq.backends.litert.gelu import parts_of_gelu
 from edgeq.backends.litert.interface import with_model_interface, with_signature
 from edgeq.backends.litert.network import TfliteNetwork
 from edgeq.backends.litert.rules import check, check_kernels
+from edgeq.backends.litert.tasks import with_tasks_file
 from edgeq.backends.litert.writer import schema, write
 from edgeq.calibration.groups import share_ranges
 from edgeq.calibration.ranges import Range
@@ -163,13 +164,13 @@ class LitertBackend(TargetBackend):
             return with_estimate(artifact, self.engine, self._device, Path(folder))
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
-        """Return `artifact` with sources if the target is a microcontroller, and with vela's compiled file if the
-        target has an Ethos-U. See `Backend.with_companions`.
+        """Return `artifact` with sources if the target is a microcontroller, with vela's compiled file if the target
+        has an Ethos-U, and with a file for MediaPipe Tasks if it has a CPU. See `Backend.with_companions`.
         """
         engine = self.engine
         # An application on a CPU loads the .tflite file itself and needs no sources.
         if "CPU" in engine.devices:
-            return artifact
+            return with_tasks_file(artifact, samples, folder)
         return with_sources(artifact, engine, self._device, samples, folder, count=count)
 
     def simulator(self) -> DeviceSimulator:

@@ -7,6 +7,7 @@ reorders its inputs itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -39,18 +40,21 @@ def _with_signature(port: Port, value: ir.Value) -> Port:
     return replace(port, type=f"tensor({_NAMES.get(value.dtype, value.dtype.name.lower())})", shape=sizes)
 
 
-def with_model_interface(network: TfliteNetwork) -> TfliteNetwork:
+def with_model_interface(network: TfliteNetwork, order: Callable[[int], Order] = model_order) -> TfliteNetwork:
     """Return the network with additional operators that quantize its inputs, dequantize its outputs and reorder the
     axes of both.
+
+    Args:
+        order: returns the order of the axes of an input or output, from their number.
     """
     inputs, ahead = [], []
     for port in network.inputs:
-        model_input, operators = _model_input(port)
+        model_input, operators = _model_input(port, order(len(port.order)))
         inputs.append(model_input)
         ahead += operators
     outputs, behind = [], []
     for port in network.outputs:
-        model_output, operators = _model_output(port)
+        model_output, operators = _model_output(port, order(len(port.order)))
         outputs.append(model_output)
         behind += operators
     return replace(
@@ -61,31 +65,32 @@ def with_model_interface(network: TfliteNetwork) -> TfliteNetwork:
     )
 
 
-def _model_input(port: Port) -> tuple[Port, list[TfliteOperator]]:
-    """Return an input in the model's form, and the operators that turn it into the network's input. They quantize
-    before they reorder axes, so they move integers and not floats.
+def _model_input(port: Port, order: Order) -> tuple[Port, list[TfliteOperator]]:
+    """Return an input in the model's form with axes in `order`, and the operators that turn it into the network's
+    input. They quantize before they reorder axes, so they move integers and not floats.
     """
-    shape = stored_shape(port.tensor.shape, moves(port.order, model_order(len(port.order))))
+    shape = stored_shape(port.tensor.shape, moves(port.order, order))
     model_tensor = current = TfliteTensor(
         f"{port.name}/model", shape, "float32" if port.tensor.type == "int8" else port.tensor.type
     )
     operators = []
-    moved = model_order(len(shape)) != port.order
+    moved = order != port.order
     if port.tensor.type == "int8":
         current = replace(model_tensor, name=f"{port.name}/integers", type="int8", scales=port.tensor.scales)
         # Without a move, the QUANTIZE writes the network's own input tensor, and no extra tensor is needed.
         current = current if moved else port.tensor
         operators.append(TfliteOperator("QUANTIZE", (model_tensor,), (current,)))
     if moved:
-        operators.append(_move(current, port.tensor, port.order))
-    model_port = replace(port, tensor=model_tensor, order=model_order(len(shape)))
+        operators.append(_move(current, port.tensor, moves(order, port.order)))
+    model_port = replace(port, tensor=model_tensor, order=order)
     return (model_port, operators) if operators else (port, [])
 
 
-def _model_output(port: Port) -> tuple[Port, list[TfliteOperator]]:
-    """Return an output in the model's form, and the operators that make it from the network's output."""
+def _model_output(port: Port, order: Order) -> tuple[Port, list[TfliteOperator]]:
+    """Return an output in the model's form with axes in `order`, and the operators that make it from the network's
+    output.
+    """
     current, operators = port.tensor, []
-    order = model_order(len(port.order))
     if port.order != order:
         permutation = moves(port.order, order)
         converted = replace(

@@ -7,6 +7,7 @@ in place. The package's generated classes do not ensure this.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -44,13 +45,14 @@ def schema() -> Any:
     return schema_py_generated
 
 
-def write(network: TfliteNetwork, *, nodes: bool = False) -> bytes:
+def write(network: TfliteNetwork, *, nodes: bool = False, metadata: Mapping[str, bytes] | None = None) -> bytes:
     """Return the bytes of a network's file. The same network always gives the same bytes.
 
     Args:
         nodes: whether the file names the ONNX node of each operator, so that profiles of the file are readable.
+        metadata: further entries of the file's metadata, name → content.
     """
-    return _FileWriter(network, nodes=nodes).pack()
+    return _FileWriter(network, nodes=nodes).pack(metadata or {})
 
 
 class _FileWriter:
@@ -61,7 +63,7 @@ class _FileWriter:
         self._buffers: list[Any] = [self._buffer(b"")]
         self._codes: dict[tuple[str, int], int] = {}
 
-    def pack(self) -> bytes:
+    def pack(self, metadata: Mapping[str, bytes]) -> bytes:
         """Return the bytes of the file."""
         import flatbuffers
 
@@ -76,7 +78,7 @@ class _FileWriter:
         model.version = 3
         model.description = "edgeq"
         model.subgraphs = [graph]
-        model.metadata = [self._metadata()]
+        model.metadata = [self._metadata(METADATA, self._describe()), *(self._metadata(*e) for e in metadata.items())]
         model.signatureDefs = [self._signature()]
         model.operatorCodes = [self._code(kind, version) for kind, version in self._codes]
         model.buffers = self._buffers
@@ -138,15 +140,17 @@ class _FileWriter:
         code.version = version_
         return code
 
-    def _metadata(self) -> Any:
+    def _metadata(self, name: str, content: bytes) -> Any:
         metadata = self._schema.MetadataT()
-        metadata.name = METADATA
+        metadata.name, metadata.buffer = name, self._add(content)
+        return metadata
+
+    def _describe(self) -> bytes:
         network = self._network
         text: dict[str, Any] = {"inputs": _ports(network.inputs), "outputs": _ports(network.outputs)}
         if self._nodes:
             text["nodes"] = [operator.node for operator in network.operators]
-        metadata.buffer = self._add(json.dumps(text, sort_keys=True).encode())
-        return metadata
+        return json.dumps(text, sort_keys=True).encode()
 
     def _signature(self) -> Any:
         signature = self._schema.SignatureDefT()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -41,6 +41,7 @@ def decode(
     try:
         # Infinite values are dropped later, and need no warning.
         with np.errstate(invalid="ignore", over="ignore"):
+            outputs, head = _join_rows(outputs, head)
             if family.candidates is not None:
                 answer = _decode_objects(outputs, head, frame, family)
             elif family.decode is not None:
@@ -57,6 +58,20 @@ def decode(
     # Names that do not match one to one would name the wrong points.
     names = names if answer.keypoints is not None and answer.keypoints.shape[1] == len(names) else ()
     return replace(answer, labels=head.labels, keypoint_names=names, image_size=size)
+
+
+def _join_rows(outputs: Mapping[str, Any], head: Head) -> Tuple[Mapping[str, Any], Head]:
+    """Return the outputs with rows joined from the parts at which edgeq has cut the graph, and a head that reads them.
+
+    The parameter "rows" lists the roles of the parts. "axes" is the axis of the columns in the parts and in the rows.
+    """
+    roles = head.parameters.get("rows")
+    if roles is None:
+        return outputs, head
+    source, target = head.parameters["axes"]
+    parts = np.concatenate([np.asarray(outputs[head.outputs[role]]) for role in roles], axis=source)
+    # No output of a model has an empty name.
+    return {**outputs, "": np.moveaxis(parts, source, target)}, replace(head, outputs={**head.outputs, "rows": ""})
 
 
 def _decode_objects(outputs: Mapping[str, Any], head: Head, frame: Frame, family: Family) -> Answer:
