@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
     components = {MAIN: spec.variants}
     if spec.float_model is not None:
         components[FLOAT] = _build_float_variants(spec, spec.float_model)
-    files: dict[str, Content] = dict(_build_runner())
+    heads = (variant.info.get("head") for variant in spec.variants)
+    files: dict[str, Content] = dict(build_runner({head["family"] for head in heads if head}))
     tables = _place_tables(spec.variants)
     if tables:
         files[TABLES] = _pack_zip(
@@ -207,18 +209,39 @@ def _list_table_files(folder: Path, directory: str) -> Iterator[tuple[str, Path]
     return ((f"{directory}/{name}", folder / name) for name in CALIBRATION_FILES)
 
 
-def _build_runner() -> dict[str, Content]:
+def build_runner(families: Collection[str]) -> dict[str, Content]:
     """Return the runner's files: its code as one zip, and a program that checks the zip's hash before it imports the
     code.
+
+    Args:
+        families: names of the families of heads that the bundle has. The code of all others would be half of the zip.
     """
     runtime = shipped("targets") / "runtime"
     # Sorted, because the order of a folder's entries differs between file systems.
     modules = sorted(p for p in (runtime / "edgeq_device").rglob("*") if p.suffix in (".py", ".json", ".mjs"))
+    folder = runtime / "edgeq_device" / "answers" / "families"
+    needed = {folder / "__init__.py", *_find_modules(folder, {name.replace("-", "_") for name in families})}
+    modules = [module for module in modules if module.parent != folder or module in needed]
     code = _pack_zip({module.relative_to(runtime).as_posix(): module for module in modules})
     text = (runtime / "edgeq_run.py").read_bytes()
     program = text.replace(b'SHA256 = ""', b'SHA256 = "%s"' % hashlib.sha256(code).hexdigest().encode(), 1)
     # __main__.py is a copy of the program, so that Python can also run the folder or zip itself.
     return {"edgeq_run.py": program, "__main__.py": program, "edgeq_device.zip": code}
+
+
+_FAMILY_IMPORT = re.compile(r"^from edgeq_device\.answers\.families\.(\w+) import", re.MULTILINE)
+
+
+def _find_modules(folder: Path, names: set[str]) -> set[Path]:
+    """Return the files of families, and of the families that they import."""
+    modules: set[Path] = set()
+    pending = set(names)
+    while pending:
+        module = folder / f"{pending.pop()}.py"
+        if module not in modules:
+            modules.add(module)
+            pending |= set(_FAMILY_IMPORT.findall(module.read_text("utf-8")))
+    return modules
 
 
 def _pack_zip(files: Mapping[str, Path]) -> bytes:
