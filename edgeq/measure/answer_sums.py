@@ -146,8 +146,8 @@ def compute_overlaps(reference: Answer, candidate: Answer) -> NDArray[np.float64
     if reference.polygons is not None and candidate.polygons is not None:
         return compute_polygon_overlaps(reference.polygons, candidate.polygons)
     if reference.angles is not None and candidate.angles is not None:
-        corners = (find_corners(answer.boxes, answer.angles) for answer in (reference, candidate))
-        return compute_polygon_overlaps(*corners)
+        corners = find_corners(reference.boxes, reference.angles)
+        return compute_polygon_overlaps(corners, find_corners(candidate.boxes, candidate.angles))
     boxes, others = _find_boxes(reference), _find_boxes(candidate)
     return np.array([compute_overlap(box, others) for box in boxes]).reshape(len(boxes), len(others))
 

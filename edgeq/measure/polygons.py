@@ -89,3 +89,10 @@ def _area(polygon: Floats) -> float:
     # Far from the origin, the products would lose the digits of a small area.
     x, y = (polygon - polygon[0]).T
     return abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
+
+
+def compute_polygon_cover(polygons: NDArray[Any], others: NDArray[Any]) -> Floats:
+    """Return the share of the area of each polygon [N, P, 2] that lies in each of `others` [M, Q, 2], [N, M]."""
+    hulls, windows = ([_find_hull(points) for points in group] for group in (polygons, others))
+    cover = [[_area(_clip(hull, window)) / (_area(hull) or 1.0) for window in windows] for hull in hulls]
+    return np.array(cover, np.float64).reshape(len(polygons), len(others))
