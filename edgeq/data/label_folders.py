@@ -6,16 +6,16 @@ the suffix.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from edgeq.data.labels import LabelOf
 from edgeq.data.limits import MAX_FILES
 from edgeq.data.records import Record
 from edgeq.errors import DataError
 
 
-def label_by_folder_of_files(folder: Path) -> LabelOf:
+def label_by_files(folder: Path) -> Callable[[int, Record], Any]:
     """Return a function that returns the path of a record's label file in `folder`.
 
     Raises:

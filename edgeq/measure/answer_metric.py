@@ -39,6 +39,7 @@ class AnswerMetric(Displayed):
         answers: tasks of the heads whose answers the metric can read.
         head: the model's head. Without it, nothing can be measured (`with_head`).
         thresholds: thresholds of the head that the metric replaces.
+        finish: a function like `summarize` that is called once, over all samples. None stands for `summarize`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class AnswerMetric(Displayed):
     higher_is_better: bool = True
     head: Head | None = None
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    finish: Callable[[Sequence[Any]], Mapping[str, float]] | None = None
 
     def start(self) -> AnswerMetricMeter:
         """Return a meter.
@@ -101,7 +103,7 @@ class AnswerMetricMeter:
 
     def result(self) -> Mapping[str, float]:
         """Return the metrics over all samples so far."""
-        return self._task.summarize(self._values)
+        return (self._task.finish or self._task.summarize)(self._values)
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the primary metric over each half. `halves` is [H, samples]."""

@@ -16,7 +16,7 @@ from edgeq.data.label_maps import read_numbers_map
 from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.measure.answer_metric import AnswerMetric, add_up, describe_shape, read_label
-from edgeq.measure.answer_sums import Sums, compare_classes, summarize_classes
+from edgeq.measure.answer_sums import Limits, Sums, compare_classes, summarize_classes
 from edgeq.measure.task import TaskKind
 
 IGNORED = 255
