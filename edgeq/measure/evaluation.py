@@ -11,17 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgeq_device.answers.head import Head
 from edgeq_device.engines.catalog import FLOAT
 from edgeq_device.measure.basis import EVERYTHING
 
 from edgeq.data.open_source import Data, as_data, in_role
+from edgeq.data.samples import Samples
+from edgeq.describe.read import read_facts
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
+from edgeq.measure.answer_metric import AnswerMetric, with_head
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.coverage import Coverage, measure_coverage
-from edgeq.measure.find_task import find_annotations, find_classification, find_detection, infer_task_name
+from edgeq.measure.find_head import find_head
+from edgeq.measure.find_task import ANNOTATED, find_annotations, find_classification, find_detection, infer_task_name
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
@@ -137,6 +142,12 @@ class EvalResult:
         }
 
 
+def _find_head(loaded: LoadedModel, samples: Samples, progress: Progress) -> Head | None:
+    """Return the head that the model's files and its outputs for a sample show."""
+    facts = read_facts(loaded.graph.metadata_props, loaded.path)
+    return find_head(loaded.session, loaded.signature, next(iter(samples)), facts, progress=progress)
+
+
 def run_evaluation(
     request: EvalRequest,
     *,
@@ -158,7 +169,7 @@ def run_evaluation(
     """
     name, options = infer_task_name(request.task, request.options), request.options
     # Data sets usually keep the annotations next to the images.
-    if name == "detection" and options.annotations is None:
+    if name in ANNOTATED and options.annotations is None:
         options = dataclasses.replace(options, annotations=find_annotations(request.data))
     task = make_task(name, options) if name is not None else None
     if task is None and options.given():
@@ -200,6 +211,9 @@ def run_evaluation(
             if task is None:
                 fix = "Give a ⟨task⟩ for labelled data, or a ⟨reference⟩ to compare with"
                 raise UsageError("nothing to measure: the data have no labels that the model's outputs fit", fix)
+        if isinstance(task, AnswerMetric):
+            judged = loaded_models.get("reference") or loaded
+            task = with_head(task, judged.head or _find_head(judged, samples, progress))
         if task is not None:
             # Open choices are made once, so that both models are measured with the same ones.
             task = settle(task, judge, samples, progress=progress)

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import onnx_ir as ir
+from edgeq_device.answers.head import Head, parse_head
 from edgeq_device.bundle.opening import open_best
 from edgeq_device.bundle.package import MAIN, Bundle, open_bundle
 from edgeq_device.engines.catalog import FLOAT, find_plugin
 from edgeq_device.engines.device import read_device
 from edgeq_device.engines.variant import EXTERNAL_FOLDER, Variant, read_precision
+from edgeq_device.program import read_labels
 
 from edgeq.errors import UsageError
 from edgeq.measure.inference import Session
@@ -38,6 +40,7 @@ class LoadedModel:
         signature: inputs and outputs.
         settings: settings of the session.
         preprocess: the bundle's preprocessing; None if it has none.
+        head: how the bundle's outputs become answers; None if it has none.
     """
 
     path: Path
@@ -48,6 +51,7 @@ class LoadedModel:
     settings: SessionSettings
     session: Session
     preprocess: Mapping[str, Any] | None = None
+    head: Head | None = None
 
     @property
     def folder(self) -> Path:
@@ -156,6 +160,9 @@ def _open_variant(
         # The bundle's files were checked when it was opened. External weights may be in another folder of the bundle.
         model = load_unchecked(best_variant.model)
         settings = variant_settings(best_variant, settings)
+        with device_errors():
+            record = best_variant.info.get("head")
+            head = parse_head(record, read_labels(bundle)) if record is not None else None
         with Engines() as engines:
             # Outputs can be compared only if random operators give the same numbers in each session.
             is_random = opener is None and bool(find_random_names(best_variant.model))
@@ -172,6 +179,7 @@ def _open_variant(
                 settings=settings,
                 session=session,
                 preprocess=variant_preprocessing(best_variant),
+                head=head,
             )
 
 
