@@ -84,12 +84,16 @@ def _parse_yolo(
         width, height = size
         if not 0 <= category < _MOST_CLASSES or len(values) < 4 or not all(map(math.isfinite, values)):
             raise DataError(f"{path}: line {number} is not a class and numbers", "Write class x y width height")
-        if len(values) == 4 or keypoints is not None:
+        shape = keypoints
+        # A polygon has an even number of values, so an odd one is a box and keypoints with their visibility.
+        if shape is None and len(values) % 2 and (len(values) - 4) % 3 == 0:
+            shape = (len(values) - 4) // 3, 3
+        if len(values) == 4 or shape is not None:
             x, y, w, h = values[:4]
             box = [(x - w / 2) * width, (y - h / 2) * height, w * width, h * height]
             entry: dict[str, Any] = {"category_id": category, "bbox": box}
-            if keypoints is not None:
-                entry.update(_parse_points(values[4:], keypoints, size, f"{path}: line {number}"))
+            if shape is not None:
+                entry.update(_parse_points(values[4:], shape, size, f"{path}: line {number}"))
         elif len(values) % 2 == 0 and len(values) >= 6:
             points = [value * size[place % 2] for place, value in enumerate(values)]
             xs, ys = points[::2], points[1::2]

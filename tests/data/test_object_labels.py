@@ -57,6 +57,9 @@ def test_polygons_and_keypoints_of_yolo(tmp_path: Path) -> None:
     (entry,) = load_object_labels(make_yolo(tmp_path / "b", label, "kpt_shape: [2, 3]\n"))["annotations"]
     assert entry["keypoints"] == pytest.approx([50, 25, 2, 0, 0, 0])
     assert entry["num_keypoints"] == 1
+    label = "0 0.5 0.5 0.2 0.4 0.5 0.5 1"
+    (entry,) = load_object_labels(make_yolo(tmp_path / "c", label))["annotations"]
+    assert entry["keypoints"] == pytest.approx([50, 25, 1])
 
 
 def test_boxes_of_voc(tmp_path: Path) -> None:
