@@ -61,6 +61,10 @@ class CocoAnnotations:
     categories: tuple[int, ...]
     names: Mapping[int, str] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Workers receive the annotations, but read-only mappings cannot be pickled.
+        return CocoAnnotations, (self.source, dict(self.images), self.categories, dict(self.names))
+
     def image(self, path: str) -> Image:
         """Return the annotated image that is listed under the file's path below the data folder, or else under the
         file's name.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,10 @@ def test_runs_of_pixels_are_checked() -> None:
 def test_annotations_are_necessary() -> None:
     with pytest.raises(UsageError, match="needs annotations"):
         make_task("keypoints")
+
+
+def test_workers_receive_the_task(tmp_path: Path) -> None:
+    path, answers = make_scene(tmp_path, 3)
+    task: Any = make_task("instance-segmentation", TaskOptions(annotations=path))
+    values = read_all(pickle.loads(pickle.dumps(task)), answers)
+    assert task.finish(pickle.loads(pickle.dumps(values))) == task.finish(read_all(task, answers))
