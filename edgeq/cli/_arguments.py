@@ -11,7 +11,7 @@ from edgeq.calibration.methods import REGISTRY as METHODS
 from edgeq.data.labels import Labels
 from edgeq.data.open_source import Data
 from edgeq.errors import UsageError
-from edgeq.measure.find_task import find_annotations, infer_task_name
+from edgeq.measure.find_task import ANNOTATED, find_annotations, infer_task_name
 from edgeq.measure.task import make_task, split_task_options
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS
 
@@ -64,7 +64,7 @@ def data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         if not options["val"]:
             option = "--task" if options["task"] else "--annotations"
             raise UsageError(f"{option} needs labelled samples", "Give them with --val")
-        if name == "detection" and named.annotations is None:
+        if name in ANNOTATED and named.annotations is None:
             named = replace(named, annotations=find_annotations(options["val"]))
         task = make_task(name, named)
     elif named.given():

@@ -4,6 +4,9 @@
     folder                  class sub-folders (the default if there are such folders)
     name:{label}_*          the part of the file name (with or without its suffix) at the place of {label}; * is any
                             text, and digits become an integer
+    name                    the file name without its suffix, as text, such as the text of a line in the image
+    FOLDER                  one file of the sample's name for each sample: a mask, a target image or a text. The label
+                            is its path
     FILE.csv / .txt         lines of name and label, "name,label" or "name label". Other columns, or another order, need
                             a header line that calls one column label (or class). Lines with only numbers are labels by
                             position
@@ -29,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from edgeq.data.arrays import ArrayFile, damage, is_idx, load_labels
+from edgeq.data.label_folders import label_by_files
 from edgeq.data.limits import read_text
 from edgeq.data.records import FileList, Hash, Record, Rows
 from edgeq.data.sample import plain_label
@@ -73,6 +77,8 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
         return _label_by_folder
     if isinstance(labels, str) and labels == "none":
         return lambda index, record: None
+    if isinstance(labels, str) and labels == "name":
+        return lambda index, record: PurePosixPath(str(record.context.get("file", record.name))).stem
     # Python's own values need no file and no search, so they come before any text is read as a path.
     if isinstance(labels, Mapping):
         return _label_by_name({str(name): label for name, label in labels.items()}, "the labels")
@@ -83,7 +89,9 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
         return _label_by_pattern(text.removeprefix("name:"))
     with damage(f"labels: {text[:100]}"):  # a name may be longer than file systems allow
         path = _label_path(text, folder, inside=inside)
-        is_file = path.is_file()
+        is_file, is_folder = path.is_file(), path.is_dir()
+    if is_folder:
+        return label_by_files(path)
     return _load_file(path, count, is_file=is_file)
 
 
@@ -102,8 +110,8 @@ def _label_path(text: str, folder: Path | None, *, inside: bool) -> Path:
 def _load_file(path: Path, count: int, *, is_file: bool) -> LabelOf:
     if not is_file:
         raise DataError(
-            f"labels: {path} is a folder" if path.is_dir() else f"labels: {path} does not exist",
-            "Give none, folder, name:PATTERN with {label}, or a .csv, .txt, .json, .npy or IDX file",
+            f"labels: {path} does not exist",
+            "Give none, folder, name, name:PATTERN with {label}, a folder, or a .csv, .txt, .json, .npy or IDX file",
         )
     kind = path.suffix.lower()
     if kind == ".npy" or is_idx(path):

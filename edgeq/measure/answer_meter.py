@@ -26,6 +26,9 @@ from edgeq_device.answers.head import Head
 from edgeq_device.answers.match import match_objects
 from numpy.typing import NDArray
 
+from edgeq.measure.answer_sums import COMMON, EITHER, compare_classes
+from edgeq.measure.edit_distance import count_edits
+
 FLOOR = 0.5
 """Lowest score of a counterpart, as a share of the threshold."""
 _THRESHOLD = 0.5
@@ -37,14 +40,14 @@ class AnswerTally:
     """Hold what one sample adds to the figures.
 
     Attributes:
-        agreeing, total: the primary figure is the mean of sums of `agreeing` over sums of `total`, [K] each. Entries
-            without a total do not count.
+        agreeing, total: part → number. The primary figure is the mean over the parts, such as classes, of the sum of
+            `agreeing` by the sum of `total`. Parts without a total do not count.
         sums: further figure → (its sum, the number of values); the figure is their ratio.
         scored: scores of the objects, whether float has each of them too, and the number of float's objects.
     """
 
-    agreeing: NDArray[np.float64]
-    total: NDArray[np.float64]
+    agreeing: Mapping[str, float]
+    total: Mapping[str, float]
     sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     scored: tuple[NDArray[np.float64], NDArray[np.bool_], int] | None = None
 
@@ -71,21 +74,16 @@ def compare_objects(reference: Answer, candidate: Answer, threshold: float) -> A
     right = np.zeros(len(candidate), np.bool_)
     right[its[both]] = True
     scored = candidate.scores, right, int(asked.sum())
-    return AnswerTally(np.array([found + confirmed], float), np.array([total], float), sums, scored)
+    return AnswerTally({"": found + confirmed}, {"": total}, sums, scored)
 
 
 def compare_maps(reference: Answer, candidate: Answer, threshold: float) -> AnswerTally:
     """Compare maps of class numbers by the intersection over union of each class."""
     del threshold
-    r, c = np.asarray(reference.map).ravel(), np.asarray(candidate.map).ravel()
-    if r.shape != c.shape:
-        raise ValueError(f"the maps have {r.size} and {c.size} pixels")
-    # Numbers below zero mark pixels without a class.
-    size = int(max(r.max(initial=0), c.max(initial=0), len(reference.labels) - 1)) + 1
-    counts = np.bincount(np.clip(r, 0, None) * size + np.clip(c, 0, None), minlength=size * size).reshape(size, size)
-    both = np.diag(counts).astype(np.float64)
-    union = counts.sum(0) + counts.sum(1) - np.diag(counts)
-    return AnswerTally(both, union.astype(np.float64), {"pixels": (float((r == c).sum()), float(r.size))})
+    sums = compare_classes(reference, candidate)
+    parts = [name.removeprefix(EITHER) for name in sums if name.startswith(EITHER)]
+    common, either = ({part: sums[f"{prefix}{part}"] for part in parts} for prefix in (COMMON, EITHER))
+    return AnswerTally(common, either, {"pixels": (sums["equal"], sums["pixels"])})
 
 
 def compare_texts(reference: Answer, candidate: Answer, threshold: float) -> AnswerTally:
@@ -94,30 +92,14 @@ def compare_texts(reference: Answer, candidate: Answer, threshold: float) -> Ans
     mine, its = reference.text or "", candidate.text or ""
     length = max(len(mine), 1)
     agreeing = max(0, length - count_edits(mine, its)) if mine else int(not its)
-    return AnswerTally(np.array([float(agreeing)]), np.array([float(length)]), {"exact": (float(mine == its), 1.0)})
+    return AnswerTally({"": agreeing}, {"": length}, {"exact": (float(mine == its), 1.0)})
 
 
 def compare_frames(reference: Answer, candidate: Answer, threshold: float) -> AnswerTally:
     """Compare the probabilities of frames by the side of the threshold."""
     r, c = np.asarray(reference.vector, np.float64), np.asarray(candidate.vector, np.float64)
     same = (r >= threshold) == (c >= threshold)
-    return AnswerTally(np.array([float(same.sum())]), np.array([float(same.size)]))
-
-
-def count_edits(reference: str, candidate: str) -> int:
-    """Return the Levenshtein distance of two texts: the least number of inserted, removed and replaced characters.
-
-    One row of the table at a time (R. Wagner, M. Fischer: The String-to-String Correction Problem, 1974). Insertions
-    along a row are a running minimum, so that a row needs no loop.
-    """
-    letters = np.array([ord(letter) for letter in candidate], np.int64)
-    places = np.arange(len(letters) + 1)
-    row = places.copy()
-    for number, letter in enumerate(reference, 1):
-        replaced = row[:-1] + (letters != ord(letter))
-        best = np.concatenate([[number], np.minimum(replaced, row[1:] + 1)])
-        row = np.minimum.accumulate(best - places) + places
-    return int(row[-1])
+    return AnswerTally({"": float(same.sum())}, {"": float(same.size)})
 
 
 @dataclass(frozen=True)
@@ -177,10 +159,11 @@ class AnswerTallies:
 
     def primary_over(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the primary figure over each half. `halves` is [H, samples]. Without answers, all agree."""
-        width = max((len(tally.total) for tally in self.tallies), default=0)
+        parts = list(dict.fromkeys(part for tally in self.tallies for part in tally.total))
+        shape = len(self.tallies), len(parts)
         agreeing, total = (
-            halves @ np.array([np.pad(a, (0, width - len(a))) for a in arrays]).reshape(len(self.tallies), width)
-            for arrays in ([t.agreeing for t in self.tallies], [t.total for t in self.tallies])
+            halves @ np.array([[counts.get(part, 0.0) for part in parts] for counts in column]).reshape(shape)
+            for column in ([t.agreeing for t in self.tallies], [t.total for t in self.tallies])
         )
         ratios = np.divide(agreeing, total, out=np.zeros_like(agreeing), where=total > 0)
         counted = (total > 0).sum(axis=1)

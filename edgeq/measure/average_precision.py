@@ -58,18 +58,27 @@ def match(boxes: Floats, scores: Floats, objects: Floats, crowd: Flags) -> Match
         objects: boxes of the objects, [G, 4] in the same form.
         crowd: whether each object is marked as crowd, [G].
     """
+    overlaps = _compute_overlaps(boxes, objects, crowd) if len(objects) else np.zeros((len(boxes), 0))
+    return match_overlaps(overlaps, scores, boxes[:, 2] * boxes[:, 3], crowd)
+
+
+def match_overlaps(overlaps: Floats, scores: Floats, areas: Floats, crowd: Flags) -> Matches:
+    """Match detections with objects of the same category in one image, by their overlaps [D, G]: IoU or OKS.
+
+    Args:
+        scores, areas: scores of the detections, and their areas in square pixels, each [D].
+        crowd: whether each object is marked as crowd or is to be ignored, [G].
+    """
     # The packages sort stably too, which decides among equal scores.
     order = np.argsort(-scores, kind="stable")
-    boxes, scores = boxes[order], scores[order]
     # Crowds come last, because a detection goes to a crowd only if no single object is free.
     crowd_order = np.argsort(crowd, kind="stable")
-    objects, crowd = objects[crowd_order], crowd[crowd_order]
-    area = boxes[:, 2] * boxes[:, 3]
-    right = np.zeros((len(THRESHOLDS), len(boxes)), np.bool_)
-    ignored = np.repeat(((area < 0) | (area > _LARGEST_AREA))[None], len(THRESHOLDS), axis=0)
-    overlaps = _compute_overlaps(boxes, objects, crowd) if len(objects) else np.zeros((len(boxes), 0))
+    scores, areas, crowd = scores[order], areas[order], crowd[crowd_order]
+    overlaps = overlaps[order][:, crowd_order]
+    right = np.zeros((len(THRESHOLDS), len(scores)), np.bool_)
+    ignored = np.repeat(((areas < 0) | (areas > _LARGEST_AREA))[None], len(THRESHOLDS), axis=0)
     for row, threshold in enumerate(THRESHOLDS if (overlaps >= THRESHOLDS[0]).any() else ()):
-        free = np.ones(len(objects), np.bool_)
+        free = np.ones(len(crowd), np.bool_)
         # Most detections overlap no object, so only a few reach this slow loop.
         for d in np.flatnonzero((overlaps >= min(threshold, _CERTAIN)).any(axis=1)):
             usable = (overlaps[d] >= min(threshold, _CERTAIN)) & (free | crowd)
@@ -134,7 +143,7 @@ def _average_precision(matches: Sequence[Matches], selections: Flags, objects: N
         rows, columns = np.nonzero(selected_hits)
         by_count[rows, count[rows, columns]] = best[rows, columns]
         total += np.take_along_axis(by_count, required, axis=1).mean(axis=1)
-    return total / len(THRESHOLDS)
+    return total / len(right)
 
 
 @cache

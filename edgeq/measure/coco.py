@@ -15,11 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from edgeq_device.system.files import read_file
 
+from edgeq.data.object_labels import load_object_labels
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.average_precision import Matches, match
 from edgeq.measure.boxes import Detections
@@ -34,6 +35,8 @@ PACKAGES = (
 )
 # Metric → its index in COCO's twelve summary figures.
 SUMMARY = MappingProxyType({"mAP50-95": 0, "mAP50": 1, "mAP75": 2, "AR100": 8})
+# COCO summarizes keypoints by ten figures.
+KEYPOINT_SUMMARY = MappingProxyType({"mAP50-95": 0, "mAP50": 1, "mAP75": 2, "AR20": 5})
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class CocoAnnotations:
     images: Mapping[str, Image]
     categories: tuple[int, ...]
     names: Mapping[int, str] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Workers receive the annotations, but read-only mappings cannot be pickled.
+        return CocoAnnotations, (self.source, dict(self.images), self.categories, dict(self.names))
 
     def image(self, path: str) -> Image:
         """Return the annotated image that is listed under the file's path below the data folder, or else under the
@@ -84,17 +91,25 @@ class CocoAnnotations:
         return files_by_name
 
 
+# Keys of annotations that metrics of masks and keypoints read.
+_DETAILS = ("segmentation", "keypoints", "num_keypoints")
 _ONE_SET = "Use images and annotations of the same data set"
 
 
-def load_annotations(path: Path) -> CocoAnnotations:
-    """Read a COCO instances file: {"images": [...], "annotations": [...], "categories": [...]}.
+def load_annotations(path: Path, details: bool = False) -> CocoAnnotations:
+    """Read a COCO instances file: {"images": [...], "annotations": [...], "categories": [...]}. A folder contains
+    labels in YOLO's or Pascal VOC's form instead: see `edgeq.data.object_labels`.
+
+    Args:
+        details: whether to keep segmentations and keypoints, which take many times the memory of boxes.
 
     Raises:
         DataError: the file is missing, is larger than MAX_FILE_BYTES, is not JSON, or lacks one of these lists or an
             id.
     """
     fix = "Give a COCO instances JSON file as ⟨annotations⟩"
+    if path.is_dir():
+        return _parse_annotations(path, load_object_labels(path), details)
     try:
         if is_longer(path, MAX_FILE_BYTES):
             raise DataError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB", fix)
@@ -104,12 +119,12 @@ def load_annotations(path: Path) -> CocoAnnotations:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}", fix) from error
     try:
-        return _parse_annotations(path, content)
+        return _parse_annotations(path, content, details)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"{path} is not a COCO instances file: {type(error).__name__} {error}", fix) from error
 
 
-def _parse_annotations(path: Path, content: Any) -> CocoAnnotations:
+def _parse_annotations(path: Path, content: Any, details: bool) -> CocoAnnotations:
     objects: dict[int, list[Mapping[str, Any]]] = {}
     categories = {_parse_id(category["id"]): str(category.get("name", "")) for category in content["categories"]}
     for annotation in content["annotations"]:
@@ -127,6 +142,7 @@ def _parse_annotations(path: Path, content: Any) -> CocoAnnotations:
                 "bbox": [x, y, width, height],
                 "area": float(annotation.get("area", width * height)),
                 "iscrowd": int(annotation.get("iscrowd", 0)),
+                **({key: annotation[key] for key in _DETAILS if key in annotation} if details else {}),
             }
         )
     images: dict[str, Image] = {}
@@ -193,23 +209,30 @@ def score_results(
     images: Sequence[Image],
     results: Sequence[Mapping[str, Any]],
     package: tuple[Any, Any],
+    kind: Literal["bbox", "segm", "keypoints"] = "bbox",
+    sigmas: Sequence[float] | None = None,
 ) -> dict[str, float]:
     """Return the metrics of `mean_average_precision` for results in COCO's form: a list of {image_id, category_id,
-    bbox, score}.
+    bbox, score}, with segmentation or keypoints for the other kinds.
+
+    Args:
+        sigmas: sigma of each keypoint; None for COCO's.
 
     Raises:
         DataError: none of the images has an annotated object, or a result has another form.
     """
+    summary = KEYPOINT_SUMMARY if kind == "keypoints" else SUMMARY
+    key = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}[kind]
     truth = [annotation for image in images for annotation in image.annotations]
     if all(annotation["iscrowd"] for annotation in truth):
         raise DataError(f"{annotations.source}: no object is annotated in the images seen", "Raise ⟨count⟩")
     if not results:
         # pycocotools fails on an empty list of results.
-        return dict.fromkeys(SUMMARY, 0.0)
+        return dict.fromkeys(summary, 0.0)
     image_ids = {image.id for image in images}
     for result in results:
-        if not isinstance(result, Mapping) or not {"image_id", "category_id", "bbox", "score"} <= result.keys():
-            raise DataError(f"{result!r} is not a detection", "Give {image_id, category_id, bbox, score}")
+        if not isinstance(result, Mapping) or not {"image_id", "category_id", key, "score"} <= result.keys():
+            raise DataError(f"{result!r} is not a detection", f"Give {{image_id, category_id, {key}, score}}")
         if result["image_id"] not in image_ids:
             raise DataError(f"{annotations.source} has no image {result['image_id']}", "Give the images' annotations")
     # The data set contains only images that were run, because the objects of all others would count as missed.
@@ -228,11 +251,13 @@ def score_results(
         reference.dataset = dataset
         reference.createIndex()
         # The packages modify the results that they receive.
-        evaluation = evaluation_class(reference, reference.loadRes([dict(result) for result in results]), "bbox")
+        evaluation = evaluation_class(reference, reference.loadRes([dict(result) for result in results]), kind)
+        if sigmas is not None:
+            evaluation.params.kpt_oks_sigmas = np.array(sigmas)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    return {name: float(evaluation.stats[place]) for name, place in SUMMARY.items()}
+    return {name: float(evaluation.stats[place]) for name, place in summary.items()}
 
 
 def list_results(annotations: CocoAnnotations, detections: Sequence[tuple[Image, Detections]]) -> list[dict[str, Any]]:

@@ -19,10 +19,11 @@ from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
+from edgeq.measure.answer_metric import AnswerMetric, with_head
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.coverage import Coverage, measure_coverage
-from edgeq.measure.find_task import find_annotations, find_classification, find_detection, infer_task_name
-from edgeq.measure.loaded_head import judge_by_answers
+from edgeq.measure.find_task import ANNOTATED, find_annotations, find_classification, find_detection, infer_task_name
+from edgeq.measure.loaded_head import find_loaded_head, judge_by_answers
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
@@ -159,7 +160,7 @@ def run_evaluation(
     """
     name, options = infer_task_name(request.task, request.options), request.options
     # Data sets usually keep the annotations next to the images.
-    if name == "detection" and options.annotations is None:
+    if name in ANNOTATED and options.annotations is None:
         options = dataclasses.replace(options, annotations=find_annotations(request.data))
     task = make_task(name, options) if name is not None else None
     if task is None and options.given():
@@ -201,6 +202,9 @@ def run_evaluation(
             if task is None:
                 fix = "Give a ⟨task⟩ for labelled data, or a ⟨reference⟩ to compare with"
                 raise UsageError("nothing to measure: the data have no labels that the model's outputs fit", fix)
+        if isinstance(task, AnswerMetric):
+            judged = loaded_models.get("reference") or loaded
+            task = with_head(task, find_loaded_head(judged, samples, progress=progress))
         if task is None and request.reference is not None:
             # Without labels, the reference's answers are the labels.
             task, samples = judge_by_answers(loaded_models["reference"], samples, progress=progress)

@@ -26,6 +26,8 @@ from edgeq.measure.tasks.classification import infer_task
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
 
+ANNOTATED = frozenset({"detection", "instance-segmentation", "keypoints", "oriented-detection"})
+"""Tasks that need annotations, which are searched next to the images."""
 # So many rows show whether scores predict the labels better than a guess.
 _FEW = 64
 # A folder may contain any JSON files. These limits bound the time for reading them.
@@ -39,9 +41,11 @@ def infer_task_name(name: str | None, options: TaskOptions) -> str | None:
 
 
 def find_annotations(source: Any) -> Path | None:
-    """Return the COCO file that lists the first image of `source`. Return None if no such file was found.
+    """Return the COCO file that lists the first image of `source`, or the folder with its labels in YOLO's or VOC's
+    form. Return None if there is none.
 
-    edgeq searches the folder of the images, the folder above, and a folder called annotations in either of them.
+    edgeq searches the folder of the images, the folder above, and a folder called annotations in either of them. A
+    folder of labels stands in the place of "images" (JPEGImages) in the path.
     """
     if not isinstance(source, str | Path):
         return None
@@ -53,13 +57,27 @@ def find_annotations(source: Any) -> Path | None:
         return None
     folders = (files.root, files.root.parent, files.root / "annotations", files.root.parent / "annotations")
     listed = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.json"))]
-    for path in [path for path in listed if path.stat().st_size <= _LARGEST][:_MOST_FILES]:
+    listed = [path for path in listed if path.stat().st_size <= _LARGEST][:_MOST_FILES]
+    for path in [*listed, *_find_label_folders(files.root)]:
         try:
             load_annotations(path).image(files.files[0].relative_to(files.root).as_posix())
         except DataError:  # The file is another kind of JSON, or a COCO file for other images.
             continue
         return path
     return None
+
+
+def _find_label_folders(root: Path) -> list[Path]:
+    """Return the folders that belong to a folder of images as YOLO and VOC arrange them, if they exist."""
+    places = []
+    for images, labels in (("images", "labels"), ("JPEGImages", "Annotations")):
+        if images in root.parts:
+            place = len(root.parts) - 1 - root.parts[::-1].index(images)
+            places.append(Path(*root.parts[:place], labels, *root.parts[place + 1 :]))
+        # The data may also be the folder above both.
+        if (root / images).is_dir():
+            places.append(root / labels)
+    return [place for place in places if place.is_dir()]
 
 
 def find_detection(data: Data, signature: Signature, session: Session, progress: Progress = SILENT) -> Task | None:

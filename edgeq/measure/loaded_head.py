@@ -33,17 +33,28 @@ def judge_by_answers(
         path: file of that model; None uses the file of `loaded`. Files next to it may describe the model.
     """
     session = reference or loaded.session
-    head = loaded.head if loaded.variant is not None else _find_head(loaded, session, path, samples, progress)
+    head = find_loaded_head(loaded, samples, reference=session, path=path, progress=progress)
     if head is None or not judges_answers(head):
         return None, samples
     return FloatAnswers(head), label_with_answers(samples, session, head, progress)
 
 
-def _find_head(
-    loaded: LoadedModel, session: Session, path: Path | None, samples: Samples, progress: Progress
+def find_loaded_head(
+    loaded: LoadedModel,
+    samples: Samples,
+    *,
+    reference: Session | None = None,
+    path: Path | None = None,
+    progress: Progress = SILENT,
 ) -> Head | None:
+    """Return the head that a bundle records, or that a model's metadata, the files next to it and its outputs show. For
+    the arguments, see `judge_by_answers`.
+    """
+    if loaded.variant is not None:
+        return loaded.head
     try:
         facts = read_facts(list_exported(loaded.graph.metadata_props, loaded.signature, path or loaded.path))
+        session = reference or loaded.session
         return find_head(session, loaded.signature, next(iter(samples)), facts, progress=progress)
     except UsageError as error:
         # A comparison of the outputs needs no head, so a contradiction does not end it.

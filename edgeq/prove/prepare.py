@@ -30,6 +30,7 @@ from edgeq.distributed.workers import Workers
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.measure.answer_metric import with_head
 from edgeq.measure.answer_task import FloatAnswers, judges_answers, label_with_answers
 from edgeq.measure.basis import find_basis, sampled_basis
 from edgeq.measure.find_head import find_head
@@ -168,8 +169,8 @@ def prepare(
         raise UsageError("⟨threshold⟩ needs a head, which says what the outputs mean", "Name one with ⟨head⟩")
     if task is None and validation is not None:
         task = find_classification(proof_samples, session(), progress)
-    if isinstance(task, Detection):
-        task = task.with_head(head)
+    # A task that reads answers does so by the model's head.
+    task = task.with_head(head) if isinstance(task, Detection) else with_head(task, head) if task is not None else None
     if task is not None and validation is not None:
         # If even the float model is no better than a guess, the labels or the preprocessing are wrong.
         task = settle(task, session(), proof_samples, progress=progress)

@@ -30,9 +30,9 @@ from edgeq.measure.answer_meter import (
     compare_maps,
     compare_objects,
     compare_texts,
-    count_edits,
 )
 from edgeq.measure.answer_task import FloatAnswers, PackedAnswer
+from edgeq.measure.edit_distance import count_edits
 
 LETTERS = st.text(alphabet="abc ", max_size=7)
 
@@ -77,7 +77,7 @@ def test_objects_that_only_the_threshold_hides_are_found() -> None:
     candidate = detections((0, 0, 10, 9, 0.8, 0), (20, 20, 30, 30, 0.2, 0), (60, 60, 70, 70, 0.5, 1))
     tally = compare_objects(reference, candidate, 0.25)
     # Float gives three objects, of which two are found; the model gives two, of which one is confirmed.
-    assert (tally.agreeing[0], tally.total[0]) == (3, 5)
+    assert (tally.agreeing[""], tally.total[""]) == (3, 5)
     figures = AnswerTallies([tally]).figures("matched")
     assert figures["matched"] == pytest.approx(3 / 5)
     assert figures["found"] == pytest.approx(2 / 3)

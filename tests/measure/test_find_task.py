@@ -249,3 +249,14 @@ def test_a_detector_is_quantized_in_one_line(tmp_path: Path, head: str) -> None:
     proof = quantize(model, images, tmp_path / "q.onnx", val=images, timed=False).proof
     assert proof.accuracy["float32"].value > 0.99
     assert proof.accuracy["int8"].value > 0.97
+
+
+@pytest.mark.parametrize(("images", "labels"), [("images", "labels"), ("JPEGImages", "Annotations")])
+def test_finds_folders_of_labels_beside_the_images(tmp_path: Path, images: str, labels: str) -> None:
+    for folder in (images, labels):
+        (tmp_path / folder / "val").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / images / "val" / "a.png")
+    assert find_annotations(tmp_path / images / "val") is None
+    (tmp_path / labels / "val" / "a.txt").write_text("0 0.5 0.5 1 1\n", "utf-8")
+    assert find_annotations(tmp_path / images / "val") == tmp_path / labels / "val"
+    assert find_annotations(tmp_path / images) == tmp_path / labels

@@ -1,0 +1,23 @@
+"""Measure rotated boxes: the mean average precision over categories and the overlaps .50:.05:.95."""
+
+from __future__ import annotations
+
+from edgeq.measure.answer_metric import AnswerMetric
+from edgeq.measure.object_metric import compare_rotated, make_metric
+from edgeq.measure.task import TaskKind, TaskOptions
+
+# So many detections of an image count.
+_LIMIT = 300
+
+
+def make_task(options: TaskOptions) -> AnswerMetric:
+    """Return the task for the command line's options. The options must include annotations."""
+    return make_metric("oriented-detection", frozenset({"obb"}), compare_rotated, _LIMIT, options)
+
+
+TASK = TaskKind(
+    "oriented-detection",
+    "mean average precision of rotated boxes",
+    make_task,
+    frozenset({"annotations", "confidence", "iou"}),
+)
