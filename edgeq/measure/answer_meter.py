@@ -162,10 +162,10 @@ class AnswerTallies:
         parts = list(dict.fromkeys(part for tally in self.tallies for part in tally.total))
         shape = len(self.tallies), len(parts)
         agreeing, total = (
-            halves @ np.array([[counts.get(part, 0.0) for part in parts] for counts in column]).reshape(shape)
+            halves @ np.array([[counts.get(part, 0.0) for part in parts] for counts in column], float).reshape(shape)
             for column in ([t.agreeing for t in self.tallies], [t.total for t in self.tallies])
         )
-        ratios = np.divide(agreeing, total, out=np.zeros_like(agreeing), where=total > 0)
+        ratios = np.divide(agreeing, total, out=np.zeros(agreeing.shape), where=total > 0)
         counted = (total > 0).sum(axis=1)
         result: NDArray[np.float64] = np.where(counted > 0, ratios.sum(axis=1) / np.maximum(counted, 1), 1.0)
         return result

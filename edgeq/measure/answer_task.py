@@ -149,6 +149,31 @@ def label_with_answers(samples: Samples, session: Session, head: Head, progress:
     return AnsweredSamples(samples, labels)
 
 
+_FEWEST_ANSWERS = 5
+"""With fewer answers of the float model, one answer would decide about a build."""
+
+
+def answer_labels(
+    samples: Samples, session: Session, head: Head | None, progress: Progress = SILENT
+) -> tuple[FloatAnswers | None, Samples]:
+    """Return the task of giving the float model's answers, and the samples with these answers as their labels. Return
+    None and the samples if the answers are not known, do not decide, or are too few. Then the noise decides.
+    """
+    if head is None or not judges_answers(head):
+        return None, samples
+    labelled, task = label_with_answers(samples, session, head, progress), FloatAnswers(head)
+    count = 0.0
+    for sample in labelled:
+        for label in sample.label if isinstance(sample.label, tuple) else (sample.label,):
+            answer = label.unpack()
+            tally = task.figure.compare(answer, answer, task.threshold)
+            count += sum(tally.total.values())
+            if count >= 2 * _FEWEST_ANSWERS:
+                return task, labelled
+    progress.note("the float model gives hardly any answers on these samples, so the noise of its outputs decides")
+    return None, samples
+
+
 def _gathers(labels: Sequence[Any]) -> bool:
     return any(isinstance(label, tuple) for label in labels)
 

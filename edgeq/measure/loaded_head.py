@@ -9,7 +9,7 @@ from edgeq_device.answers.head import Head
 from edgeq.data.samples import Samples
 from edgeq.describe.read import list_exported, read_facts
 from edgeq.errors import UsageError
-from edgeq.measure.answer_task import FloatAnswers, judges_answers, label_with_answers
+from edgeq.measure.answer_task import FloatAnswers, answer_labels
 from edgeq.measure.find_head import find_head
 from edgeq.measure.inference import Session
 from edgeq.measure.loaded_model import LoadedModel
@@ -34,9 +34,7 @@ def judge_by_answers(
     """
     session = reference or loaded.session
     head = find_loaded_head(loaded, samples, reference=session, path=path, progress=progress)
-    if head is None or not judges_answers(head):
-        return None, samples
-    return FloatAnswers(head), label_with_answers(samples, session, head, progress)
+    return answer_labels(samples, session, head, progress)
 
 
 def find_loaded_head(

@@ -31,7 +31,7 @@ from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.measure.answer_metric import with_head
-from edgeq.measure.answer_task import FloatAnswers, judges_answers, label_with_answers
+from edgeq.measure.answer_task import answer_labels
 from edgeq.measure.basis import find_basis, sampled_basis
 from edgeq.measure.find_head import find_head
 from edgeq.measure.find_task import find_classification, find_detection
@@ -175,11 +175,11 @@ def prepare(
         # If even the float model is no better than a guess, the labels or the preprocessing are wrong.
         task = settle(task, session(), proof_samples, progress=progress)
         check_skill(task, session(), proof_samples, progress=progress)
-    if task is None and head is not None and judges_answers(head):
-        answered = label_with_answers(proof_samples, session(), head, progress)
+    if task is None:
+        task, answered = answer_labels(proof_samples, session(), head, progress)
         # The calibration reads the same samples only if they are the same object.
         calibration = answered if calibration is proof_samples else calibration
-        task, proof_samples = FloatAnswers(head), answered
+        proof_samples = answered
     if task is None and request.max_drop is not None:
         fix = "Give labelled ⟨val⟩ data: class folders, ⟨labels⟩ FILE, or ⟨annotations⟩ FILE for a detector"
         raise UsageError("a limit on the accuracy drop needs labels", fix)

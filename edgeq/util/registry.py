@@ -117,6 +117,7 @@ DECODERS = ExtensionGroup(
             "mmdetection",
             "nanodet",
             "paddle-detection",
+            "pairs",
             "ppyoloe",
             "rf-detr",
             "rtdetr",

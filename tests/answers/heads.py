@@ -21,7 +21,7 @@ def find(
 ) -> Head | None:
     """Return the head of a family, or None if it does not fit the outputs."""
     module = load_family(family)
-    view = View(outputs, size, len(labels) or None, None, hints, tuple(labels), inputs or {}, named)
+    view = View(outputs, size, len(labels) or None, None, hints, tuple(labels), inputs or {}, named=named)
     fit = module.fit(view)
     parameters = {**fit.parameters, **hints} if fit else {}
     return Head(family, fit.outputs, parameters, module.thresholds, tuple(labels)) if fit else None

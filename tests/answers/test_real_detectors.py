@@ -13,6 +13,7 @@ from edgeq_device.answers.objects import compute_iou
 from edgeq.data.images import find_frame
 from edgeq.data.open_source import Data
 from edgeq.data.samples import open_samples
+from edgeq.describe.facts import Exported
 from edgeq.describe.read import read_facts
 from edgeq.measure.coco import load_annotations
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
@@ -36,7 +37,7 @@ def test_answers_cover_annotated_objects(shared_data: Path, name: str) -> None:
     signature, session = model_signature(model), open_session(model)
     samples = open_samples(Data(shared_data / "coco256" / "val", preprocess=preprocess, count=12), signature)
     metadata = {entry.key: entry.value for entry in onnx.load(model).metadata_props}
-    facts = read_facts(metadata, model)
+    facts = read_facts(Exported(metadata, model))
     head = find_head(session, signature, next(iter(samples)), facts)
     assert head is not None
     assert head.family == family
@@ -73,7 +74,7 @@ def test_ultraface_finds_faces(shared_data: Path) -> None:
     signature, session = model_signature(folder / "model.onnx"), open_session(folder / "model.onnx")
     recipe = str(REPOSITORY / "benchmarks" / "specs" / "ultraface_rfb320.toml")
     samples = open_samples(Data(folder / "img", preprocess=recipe), signature)
-    head = find_head(session, signature, next(iter(samples)), read_facts({}, folder / "model.onnx"))
+    head = find_head(session, signature, next(iter(samples)), read_facts(Exported({}, folder / "model.onnx")))
     assert head is not None
     assert head.family == "ssd"
     counts = []

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.data.samples import open_samples
+from edgeq.describe.facts import Exported
 from edgeq.describe.read import read_facts
 from edgeq.errors import ModelError
 from edgeq.measure.find_head import HeadChoice, find_head
@@ -178,7 +179,7 @@ def test_cuts_real_models(shared_data: Path, tmp_path: Path, name: str, family: 
         pytest.skip(f"this runner has no family {family}, or {name} is absent")
     prepared = prepare_model(shared_data / name / "model.onnx", tmp_path)
     samples = open_samples(shared_data / images, prepared.signature, preprocess="yolo", count=2)
-    facts = read_facts(prepared.model.metadata_props, shared_data / name / "model.onnx")
+    facts = read_facts(Exported(prepared.model.metadata_props, shared_data / name / "model.onnx"))
     session, sample = open_session(prepared.path), next(iter(samples))
     head = find_head(session, prepared.signature, sample, facts, HeadChoice(family))
     assert head is not None
