@@ -50,7 +50,7 @@ def _load_table() -> Mapping[str, dict[str, Any]]:
 @cache
 def shipped() -> Mapping[str, dict[str, Any]]:
     """Return the preprocessings that ship with edgeq by name, in the form that `parse_spec` reads."""
-    about = ("legacy", "tasks")
+    about = ("legacy", "tasks", "answers")
     return {name: {key: v for key, v in spec.items() if key not in about} for name, spec in _load_table().items()}
 
 
@@ -68,8 +68,8 @@ def candidates(task: str | None = None) -> list[str]:
 
 
 def dedicated(task: str) -> list[str]:
-    """Return the names of the shipped preprocessings that are only for certain tasks, of which `task` is one."""
-    return [name for name, spec in _load_table().items() if task in spec.get("tasks", ())]
+    """Return the names of the shipped preprocessings that are only for heads whose families have this task."""
+    return [name for name, spec in _load_table().items() if task in spec.get("answers", ())]
 
 
 def parse_source(value: Mapping[str, Any]) -> SourceOptions:

@@ -25,6 +25,8 @@ from edgeq_device.prepare.frame import Frame
 
 # PaddleOCR drops thinner regions. The second limit applies to the grown rectangle.
 _THINNEST, _THINNEST_GROWN = 3, 5
+# What a page of text shows: so many regions, of which this share are lines, that fill so much of their rectangles.
+_LEAST_REGIONS, _MOSTLY, _FILLED = 4, 0.7, 0.7
 
 
 def decode(outputs: Outputs, head: Head, frame: Frame) -> Answer:
@@ -84,9 +86,27 @@ def _mean_inside(values: Any, rectangle: Any) -> float:
 
 
 def fit(view: View) -> Optional[Fit]:
-    """Accept the only output if it is a map of probabilities and the family is named: alpha and masks look alike."""
+    """Accept the only output if it is a map of probabilities, and the family is named or the map shows lines of text.
+    Alpha and masks look alike, but their regions are few or have other forms.
+    """
     maps = [name for name, array in find_single_maps(view.outputs).items() if are_scores(array)]
-    return Fit({"probability": maps[0]}) if view.named and len(maps) == len(view.outputs) == 1 else None
+    if len(maps) != 1 or len(view.outputs) != 1:
+        return None
+    return Fit({"probability": maps[0]}) if view.named or _shows_lines(view.outputs[maps[0]]) else None
+
+
+def _shows_lines(array: Any) -> bool:
+    """Return whether a map has several regions, and most of them are filled rectangles at least twice as long as
+    high.
+    """
+    values = np.asarray(read_single(array), np.float64)
+    lines, count = 0, 0
+    for points in _split_regions(values > FAMILY.thresholds["pixel"]):
+        sides = 2 * find_rectangle(points + 0.5).grown(0.5).half
+        if sides.min() >= _THINNEST:
+            count += 1
+            lines += bool(sides.max() >= 2 * sides.min() and len(points) >= _FILLED * sides.prod())
+    return count >= _LEAST_REGIONS and lines >= _MOSTLY * count
 
 
 FAMILY = Family(
