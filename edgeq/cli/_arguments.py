@@ -82,6 +82,7 @@ def data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "task": task,
         "head": options["head"],
         "threshold": options["threshold"],
+        "cut_head": options["cut_head"],
         "fix": parse_sizes(options["fixed"]),
         "workers": options["workers"],
     }

@@ -328,6 +328,11 @@ _DATA = (
         metavar="SCORE",
         help="Score from which an answer counts; float-recall: that with float32's recall. [default: the head's]",
     ),
+    click.option(
+        "--cut-head",
+        is_flag=True,
+        help="End the graph before boxes and scores are joined or selected. The runner does the rest.",
+    ),
     *_DECODING,
     _task_output(),
     FIX,

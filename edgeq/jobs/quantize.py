@@ -117,6 +117,7 @@ def quantize(
     task: Task | str | None = None,
     head: HeadChoice | str | None = None,
     threshold: float | str | None = None,
+    cut_head: bool = False,
     max_drop: float | str | None = None,
     effort: Effort | None = "default",
     require_coverage: float | str | None = None,
@@ -143,6 +144,8 @@ def quantize(
             With None, files next to the model, its metadata and the outputs decide.
         threshold: the score from which an answer counts, or "float-recall"; then bundles record the threshold that
             gives the float model's recall back. With None, the head's own threshold counts.
+        cut_head: end the graph in front of joined rows or of the selection of boxes. The runner of a bundle does the
+            rest, so an NPU needs no TopK, and boxes share no scale with scores.
         output: the file to write. Default: MODEL.int8.onnx next to the model, with the suffix of the target's format.
         max_drop: largest loss of accuracy: a fraction such as 0.01, or text such as "1pt" or "1%"; needs `task`.
         effort: effort of a repair: "quick", "default" or "thorough". With labels, a result is repaired if its loss is
@@ -172,6 +175,7 @@ def quantize(
         task=task,
         head=head,
         threshold=threshold,
+        cut_head=cut_head,
         fix=fix,
         targets=target,
         overrides=overrides,

@@ -181,6 +181,7 @@ def tune(
     task: Task | str | None = None,
     head: HeadChoice | str | None = None,
     threshold: float | str | None = None,
+    cut_head: bool = False,
     goal: Goal | str | None = None,
     max_drop: float | str | None = None,
     budget: str | float | None = None,
@@ -206,7 +207,7 @@ def tune(
         target: "auto", or a target or profile that this machine can run or simulate. If this machine runs it, latency
             is measured. If this machine simulates it, the objective is the share of multiply-accumulates in int8, and
             the objective in `goal` is ignored.
-        head, threshold: see `quantize`.
+        head, threshold, cut_head: see `quantize`.
         task: the task that measures accuracy by labels, or its name if it needs no options. With None, agreement with
             float32 is measured.
         goal: objective, accuracy and time, or only an objective. Default: the lowest latency with a loss of at most
@@ -241,6 +242,7 @@ def tune(
         task=task,
         head=head,
         threshold=threshold,
+        cut_head=cut_head,
         fix=fix,
         targets=target,
         force=force,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from edgeq_device.answers.head import Head
 
 from edgeq.backends.base import check_names
 from edgeq.calibration.collect import FloatOutputs, collect
@@ -40,7 +41,8 @@ from edgeq.measure.recordings import cut_recordings
 from edgeq.measure.settle import check_skill, settle
 from edgeq.measure.tasks.detection import Detection
 from edgeq.model.load import is_quantized, read_model
-from edgeq.model.prepare import prepare_model
+from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.prove.head_cut import cut_head
 from edgeq.prove.job import Job
 from edgeq.prove.opening import check_preparation
 from edgeq.prove.request import FLOAT_RECALL, Request
@@ -167,6 +169,9 @@ def prepare(
         head = replace(head, thresholds={**head.thresholds, "confidence": request.threshold})
     if head is None and request.threshold is not None:
         raise UsageError("⟨threshold⟩ needs a head, which says what the outputs mean", "Name one with ⟨head⟩")
+    if request.cut_head:
+        prepared, head = _cut(request, prepared, head, proof_samples, workdir)
+        session = functools.cache(lambda: open_session(prepared.path))
     if task is None and validation is not None:
         task = find_classification(proof_samples, session(), progress)
     # A task that reads answers does so by the model's head.
@@ -202,6 +207,27 @@ def prepare(
         progress=progress,
     )
     return _doubted(job, doubts)
+
+
+def _cut(
+    request: Request, prepared: PreparedModel, head: Head | None, samples: Samples, workdir: Path
+) -> tuple[PreparedModel, Head]:
+    """Return the model that ends in front of its last steps, and the head that reads its outputs.
+
+    Raises:
+        UsageError: nothing says what the outputs mean.
+        ModelError: the model cannot be cut.
+    """
+    if head is None:
+        raise UsageError("⟨cut_head⟩ needs a head, which says what the outputs mean", "Name one with ⟨head⟩")
+    folder = workdir / "cut"
+    folder.mkdir()
+    with request.progress.stage("Ending the graph in front of its last steps"):
+        cut = cut_head(prepared.model, head, samples, folder)
+    model = prepare_model(request.model, folder, loaded=cut.model, fix=request.fix, progress=request.progress)
+    outputs = ", ".join(spec.name for spec in model.signature.outputs)
+    note = f"the graph ends at {outputs}; the runner does what followed"
+    return replace(model, notes=(*prepared.notes, note)), cut.head
 
 
 def _with_labels(facts: ModelFacts, samples: Samples, *, named: bool) -> ModelFacts:

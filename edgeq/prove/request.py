@@ -40,6 +40,7 @@ class RequestOptions(TypedDict, total=False):
     task: Task | str | None
     head: HeadChoice | str | None
     threshold: float | str | None
+    cut_head: bool
     fix: Mapping[str, int] | None
     targets: str | Path | Sequence[str | Path]
     overrides: Mapping[str, Any] | None
@@ -65,6 +66,7 @@ class Request:
         task: the task that measures accuracy by labels.
         head: the head that says what the outputs mean; None finds it.
         threshold: the score from which an answer counts, or `FLOAT_RECALL`; None takes the head's.
+        cut_head: whether the graph ends in front of joined rows or of the selection of boxes. The runner then does that.
         fix: input size name → number, for sizes that the model leaves free.
         targets: names of targets or profiles, or paths to TOML files.
         overrides: fields of `Scheme` that the user has set. None values are ignored.
@@ -84,6 +86,7 @@ class Request:
     task: Task | None = None
     head: HeadChoice | None = None
     threshold: float | str | None = None
+    cut_head: bool = False
     fix: Mapping[str, int] = field(default_factory=dict)
     targets: tuple[str | Path, ...] = ("auto",)
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -119,6 +122,7 @@ class Request:
             as_task(task) if task is not None else None,
             HeadChoice.parse(head) if isinstance(head, str) else head,
             _checked_threshold(arguments.pop("threshold", None)),
+            bool(arguments.pop("cut_head", False)),
             arguments.pop("fix", None) or {},
             as_targets(arguments.pop("targets", cls.targets)),
             _checked_overrides(arguments.pop("overrides", None)),

@@ -36,6 +36,7 @@ def test_nothing_given_is_nothing_set() -> None:
         "val": None,
         "head": None,
         "threshold": None,
+        "cut_head": False,
         "statistics": None,
         "task": None,
         "fix": {},

@@ -11,11 +11,14 @@ import pytest
 from edgeq_device.answers.decode import decode
 from edgeq_device.answers.family import family_names
 from edgeq_device.answers.head import Head
+from edgeq_device.answers.match import match_objects
 from edgeq_device.errors import DataError
 from edgeq_device.prepare.frame import Frame
+from edgeq_device.program import open_model
 from hypothesis import given
 from hypothesis import strategies as st
 
+import edgeq
 from edgeq.data.samples import open_samples
 from edgeq.describe.facts import Exported
 from edgeq.describe.read import read_facts
@@ -193,3 +196,33 @@ def test_cuts_real_models(shared_data: Path, tmp_path: Path, name: str, family: 
     assert scores.shape is not None
     assert (boxes.shape[1], scores.shape[2]) == (4, boxes.shape[2])
     assert "TopK" not in {node.op_type for node in result.model.graph}
+
+
+def test_a_bundle_of_a_cut_graph_gives_the_answers_of_the_whole(tmp_path: Path) -> None:
+    text = JOINED.replace("float[1,7,32] x", "float[1,7,32] x0").replace("g (", "g (", 1)
+    text = text.replace("{ ", "{ x = Conv(x0, w) ", 1)
+    weights = np.eye(7, dtype=np.float32)[:, :, None]
+    constants = {**{name: value for name, value in CONSTANTS.items() if name in text}, "w": weights}
+    onnx.save(proto(text, constants), tmp_path / "m.onnx")
+    # Boxes on a grid do not suppress each other.
+    rows = np.random.default_rng(0).normal(0, 2, (12, 7, 32)).astype(np.float32)
+    rows[:, :4] = np.stack([np.arange(32) % 8, np.arange(32) // 8, np.full(32, 0.8), np.full(32, 0.8)])
+    np.savez(tmp_path / "data.npz", x0=rows)
+    answers = []
+    for cut_graph in (False, True):
+        place = tmp_path / f"bundle-{cut_graph}"
+        edgeq.package(
+            tmp_path / "m.onnx",
+            tmp_path / "data.npz",
+            place,
+            head="yolov8",
+            cut_head=cut_graph,
+            timed=False,
+            emulate=False,
+            effort=None,
+        )
+        with open_model(place) as model:
+            assert len(model.outputs) == 1 + cut_graph
+            answers.append(model.answer({"x0": rows[:1]}))
+    whole, part = answers
+    assert len(match_objects(whole, part)[0]) >= 0.8 * len(whole) > 0
