@@ -66,7 +66,7 @@ class Request:
         task: the task that measures accuracy by labels.
         head: the head that says what the outputs mean; None finds it.
         threshold: the score from which an answer counts, or `FLOAT_RECALL`; None takes the head's.
-        cut_head: whether the graph ends in front of joined rows or of the selection of boxes. The runner then does that.
+        cut_head: whether the graph ends in front of joined rows or of the selection of boxes, which the runner does.
         fix: input size name → number, for sizes that the model leaves free.
         targets: names of targets or profiles, or paths to TOML files.
         overrides: fields of `Scheme` that the user has set. None values are ignored.

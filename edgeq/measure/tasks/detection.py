@@ -29,6 +29,7 @@ from edgeq.measure.coco import (
 from edgeq.measure.decoders import REGISTRY as HEADS
 from edgeq.measure.decoders import Decode, Decoder, FamilyDecode, load_decoder, recognise
 from edgeq.measure.inference import Outputs
+from edgeq.measure.operating_point import ScoredObjects
 from edgeq.measure.skill import Skill, score_interval
 from edgeq.measure.task import TaskKind, TaskOptions
 from edgeq.measure.task_inputs import pick_input
@@ -53,6 +54,8 @@ class Detection(Displayed):
         iou: overlap above which the lower-scoring of two boxes of one class is dropped. With None, it is 0.65, and a
             family that suppresses nothing keeps all boxes.
         limit: maximum number of detections for each image; COCO counts 100.
+        threshold: score from which a user counts a box, for the operating point; None if the head is not known.
+        reads_answers: the metric reads all that the outputs say, so it decides about a build, whatever the noise.
         unit: unit of the decoder's boxes. With None, the outputs decide (`settled`); until then, it is "pixels".
     """
 
@@ -66,6 +69,8 @@ class Detection(Displayed):
     higher_is_better: bool = True
     usual: str = ""
     unit: BoxUnit | None = None
+    threshold: float | None = None
+    reads_answers: bool = True
 
     def __post_init__(self) -> None:
         # A threshold outside this range would keep everything or nothing.
@@ -75,8 +80,9 @@ class Detection(Displayed):
 
     def with_head(self, head: Head | None) -> Detection:
         """Return the task with the decoder of a model's head, if it has none yet and the head's answers are boxes."""
+        task = self if head is None else replace(self, threshold=head.thresholds.get("confidence"))
         decode = FamilyDecode.of(head) if head is not None and self.decoder is None else None
-        return self if decode is None else replace(self, decoder=decode, usual=decode.family.preprocess)
+        return task if decode is None else replace(task, decoder=decode, usual=decode.family.preprocess)
 
     def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Detection, str]:
         """Return the task with the decoder that fits the first sample's outputs, with the unit of its boxes, and a text
@@ -294,6 +300,18 @@ class DetectionMeter:
             for image_detections in self._detections[len(self._matches) :]
         ]
         return self._matches
+
+    def scored(self) -> ScoredObjects:
+        """Return the scores of the boxes so far, and whether each overlaps a free object of its class by half."""
+        parts = []
+        for image in self._matched():
+            matches = list(image.values())
+            scores, right = (
+                np.concatenate([part[~match.ignored[0]] for match, part in zip(matches, column, strict=True)] or [[]])
+                for column in ([match.scores for match in matches], [match.right[0] for match in matches])
+            )
+            parts.append((scores, right, sum(match.objects for match in matches)))
+        return ScoredObjects.join(parts)
 
     def boxes(self) -> list[dict[str, Any]]:
         """Return the detections in the images so far, as COCO's list of results."""
