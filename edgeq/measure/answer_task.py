@@ -108,15 +108,8 @@ class AnsweredSamples(Displayed):
         return self.samples.digest()
 
 
-HEALTHY_SHARE, POOR_SHARE = 0.95, 0.8
-"""Shares of the float model's answers that a model gives again. At the first share or above, users hardly see a
-difference. Below the second, one answer in five is missing or wrong.
-"""
-
-
-def answer_level(share: float) -> Closeness:
-    """Return how closely a model follows the float model, by the share of its answers that it gives again."""
-    return "healthy" if share >= HEALTHY_SHARE else "noisy" if share >= POOR_SHARE else "poor"
+POOR_SHARE = 0.8
+"""Share of the float model's answers that a model gives again. Below it, one answer in five is missing or wrong."""
 
 
 def decode_sample(head: Head, outputs: Outputs, sample: Sample) -> Answer:
@@ -186,7 +179,6 @@ class FloatAnswers(Displayed):
 
     Attributes:
         head: how outputs become answers.
-        default_drop: share of the answers that may be lost, if the user sets no limit.
         reads_answers: answers decide about the quality of a build, whatever the noise of its outputs.
         labelled: the labels are not those of people.
     """
@@ -194,7 +186,6 @@ class FloatAnswers(Displayed):
     head: Head
     name: str = "answers"
     higher_is_better: bool = True
-    default_drop: float = 1 - HEALTHY_SHARE
     reads_answers: bool = True
     labelled: bool = False
 
@@ -207,6 +198,15 @@ class FloatAnswers(Displayed):
     def threshold(self) -> float:
         """Return the score from which an answer counts."""
         return find_threshold(self.head)
+
+    @property
+    def default_drop(self) -> float:
+        """Return the share of the answers that may be lost, if the user sets no limit."""
+        return 1 - self.figure.healthy
+
+    def level(self, value: float) -> Closeness:
+        """Return how closely a model follows the float model, by its primary figure."""
+        return "healthy" if value >= self.figure.healthy else "noisy" if value >= POOR_SHARE else "poor"
 
     @property
     def figure(self) -> AnswerFigure:

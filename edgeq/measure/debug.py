@@ -16,7 +16,7 @@ from edgeq.data.samples import SampleOptions, Samples, spread_over
 from edgeq.errors import UsageError
 from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, closeness
-from edgeq.measure.answer_task import FloatAnswers, answer_level
+from edgeq.measure.answer_task import FloatAnswers
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.engine_differences import EngineDifference, compare_engine
 from edgeq.measure.error_sources import ErrorSource, list_excluded_nodes, list_node_sets
@@ -71,6 +71,7 @@ class Diagnosis(Page):
             if the outputs are healthy, because edgeq then does not search.
         answers: share of the float model's answers that the session that ships gives again; None if the outputs' noise
             decides.
+        answers_level: how closely the answers follow the float model's; None like `answers`.
         engine: comparison of the quantized activations in the engine `engine_name`; empty if no engine was compared.
     """
 
@@ -91,13 +92,14 @@ class Diagnosis(Page):
     engine: tuple[EngineDifference, ...] = ()
     engine_name: str = ""
     answers: Accuracy | None = None
+    answers_level: Closeness | None = None
 
     @property
     def verdict(self) -> Closeness:
         """Return "healthy", "noisy" or "poor". The answers in the session that ships decide, if they are known, or else
         the worst output or slice.
         """
-        return closeness(self.optimised) if self.answers is None else answer_level(self.answers.value)
+        return self.answers_level or closeness(self.optimised)
 
     @property
     def verdict_text(self) -> str:
@@ -253,8 +255,8 @@ def debug(
         comparison, error_sources = pair.attribute_error(comparison, outputs["written"], samples, limit=worst)
         exclusions: tuple[Exclusion, ...] = ()
         # The search runs dozens of models, so it starts only if there is something to gain.
-        verdict = closeness(outputs["optimised"]) if answers is None else answer_level(answers.value)
-        if verdict != "healthy":
+        answers_level = task.level(answers.value) if task is not None and answers is not None else None
+        if (answers_level or closeness(outputs["optimised"])) != "healthy":
             subset = spread_over(answered, FEW if task is None else ANSWERED_SAMPLES)
             exclusions = find_exclusions(
                 pair, list_node_sets(error_sources, comparison.activations, worst), subset, basis, task
@@ -280,6 +282,7 @@ def debug(
         engine=layers,
         engine_name=choice.name if choice is not None else "",
         answers=answers,
+        answers_level=answers_level,
     )
 
 
