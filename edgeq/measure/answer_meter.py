@@ -134,6 +134,10 @@ are judged by their noise. So are classes, because few samples say little about 
 """
 
 
+HEALTHY: Mapping[str, float] = {figure.primary: figure.healthy for figure in FIGURES.values()}
+"""Primary figure → share of the float model's answers from which users hardly see a difference."""
+
+
 def find_threshold(head: Head) -> float:
     """Return the score from which an answer counts."""
     return head.thresholds.get("confidence", _THRESHOLD)

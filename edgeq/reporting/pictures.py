@@ -53,7 +53,7 @@ def draw_pictures(
         # Only the worst are needed, and outputs are large.
         compared = sorted(compared, key=lambda entry: entry[0])[:_SHOWN]
     return [
-        PicturePair(sample.name, figure, *(_draw(head, each, sample, image) for each in pair))
+        PicturePair(str(sample.context["path"]), figure, *(_draw(head, outputs, sample, image) for outputs in pair))
         for figure, sample, pair in compared
         for image in _find_image(samples, sample)
     ]

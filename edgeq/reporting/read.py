@@ -18,6 +18,8 @@ from edgeq_device.measure.claim import FASTER, SLOWER, UNKNOWN, UNSETTLED, Claim
 from edgeq.arguments import as_options
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, OutputAgreement
+from edgeq.measure.answer_meter import HEALTHY
+from edgeq.measure.answer_task import FloatAnswers
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.kernel_times import KernelTime
 from edgeq.reporting.figures import Pairs, pairs, string
@@ -195,6 +197,11 @@ class VariantRecord:
     def primary(self) -> Metric | None:
         """Return the primary metric, which decides the verdict."""
         return next((metric for metric in self.metrics if metric.primary), None)
+
+    @property
+    def by_answers(self) -> bool:
+        """Return whether the accuracy is that of giving float32's answers again, not one by labels."""
+        return any(accuracy.task == FloatAnswers.name for accuracy in self.accuracy.values())
 
     @property
     def outputs(self) -> tuple[OutputAgreement, ...]:
@@ -490,10 +497,10 @@ def _accuracy_figure(variant: VariantRecord, tuning: TuningRecord | None) -> Fig
     if primary.gain is None:
         return Figure(name, value)
     change, float_value = difference(primary.name, primary.gain), metric(primary.name, primary.float32 or 0.0)
-    return Figure(name, value, f"{change} against float32's {float_value}", _accuracy_tone(primary, tuning))
+    return Figure(name, value, f"{change} against float32's {float_value}", _accuracy_tone(variant, primary, tuning))
 
 
-def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
+def _accuracy_tone(variant: VariantRecord, primary: Metric, tuning: TuningRecord | None) -> Tone:
     """Return the colour for the loss of accuracy. The loss is compared with the goal of the tuning run or, without a
     goal, with a loss that is usually accepted.
     """
@@ -504,6 +511,8 @@ def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
     limit = tuning.goal.max_drop if tuning is not None and tuning.metric.name == primary.name else None
     if limit is not None:
         return "good" if lost <= limit else "bad"
+    if variant.by_answers:
+        return "good" if (primary.int8 or 0.0) >= HEALTHY.get(primary.name, 1.0) else "bad"
     scale = abs(primary.float32 or 0.0) or 1.0
     # Where float32 itself is right in few cases, a point is a larger part of that.
     return "good" if lost <= _SMALL_LOSS * min(1.0, scale) else "bad"
@@ -518,6 +527,8 @@ def _accuracy_text(variant: VariantRecord) -> str:
         # A loss that rounds to nothing must not read as a loss.
         if change.startswith("0"):
             return f"keeps float32's {name} of {value}"
+        if variant.by_answers:
+            return f"gives {value} of float32's answers again"
         better = (primary.gain > 0) == primary.higher_is_better
         return f"{'gains' if better else 'loses'} {change.lstrip('+−')} of {name} ({value})"
     if variant.top1 is not None:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from edgeq.errors import UsageError
 
 _MINUS = "\u2212"  # as wide as a plus sign, so that columns of signed numbers line up
+# Figures of answers in comparison with those of the float model.
+_SHARES = frozenset({"matched", "found", "extra", "below", "characters", "exact", "pixels", "frames"})
 _THIN = "\u202f"  # keeps a number and its unit on one line
 
 
@@ -106,7 +108,7 @@ def metric_name(name: str) -> str:
 
 def is_share(name: str) -> bool:
     """Return whether a metric is a fraction that is usually stated in percent."""
-    return name.casefold().startswith(("top", "map", "ar1", "accuracy"))
+    return name in _SHARES or name.casefold().startswith(("top", "map", "ar1", "accuracy"))
 
 
 def _signed(text: str) -> str:
