@@ -547,3 +547,13 @@ def test_packages_say_what_they_are_for() -> None:
 )
 def test_ideas_are_counted_by_references(source: str, count: int) -> None:
     assert house.count_ideas(ast.parse(source)) == count
+
+
+def test_the_workstation_names_no_family_of_heads() -> None:
+    """A family is found by its file name, so a new one needs no change elsewhere."""
+    importing = [
+        str(path.relative_to(REPOSITORY))
+        for path in python_files(EDGEQ)
+        if re.search(r"^\s*from edgeq_device\.answers\.families[. ]", path.read_text("utf-8"), re.MULTILINE)
+    ]
+    assert importing == []

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.answers.families import voice
-from edgeq_device.answers.family import View
+from edgeq_device.answers.family import View, load_family
 from edgeq_device.answers.head import Head
-from edgeq_device.answers.recording import run_windows
+from edgeq_device.answers.recording import RATES, WITH_CONTEXT, run_windows
 from edgeq_device.engines.runtime import infer
 from edgeq_device.prepare.arrays import read_arrays
 from edgeq_device.prepare.wave import read_wave
@@ -21,7 +20,7 @@ from edgeq.data.images import Array
 from edgeq.data.open_source import Data, find_files
 from edgeq.data.samples import places
 from edgeq.errors import DataError
-from edgeq.measure.find_head import HeadChoice
+from edgeq.measure.find_head import NONE, HeadChoice
 from edgeq.signature import Signature
 from edgeq.util.device_errors import device_errors
 
@@ -44,7 +43,8 @@ def cut_recordings(
     Raises:
         DataError: a recording cannot be read, or has another rate than the model takes.
     """
-    if choice is None or choice.family != voice.FAMILY.name or not isinstance(data.source, str | Path):
+    runs_over_time = choice is not None and choice.family != NONE and load_family(choice.family).task == "voice"
+    if choice is None or not runs_over_time or not isinstance(data.source, str | Path):
         return data
     head = find_loop(session(), signature, choice)
     paths = find_files(data.source, paths=True).files
@@ -68,17 +68,18 @@ def find_loop(session: Any, signature: Signature, choice: HeadChoice) -> Head | 
     """
     hints = choice.parameters
     rate = hints.get("rate", 16000)
-    length = hints.get("window", 0) + hints.get("context", 0) or voice.WITH_CONTEXT.get(rate, 512)
+    length = hints.get("window", 0) + hints.get("context", 0) or WITH_CONTEXT.get(rate, 512)
     inputs: dict[str, Array] = {}
     for spec in signature.inputs:
         shape = [size if isinstance(size, int) else 1 for size in spec.shape or ()]
         if not inputs and spec.shape and not isinstance(spec.shape[-1], int):
             shape[-1] = length
-        inputs[spec.name] = np.full(shape, rate if spec.name in voice.RATES else 0, spec.dtype)
-    fit = voice.fit(View(infer(session, inputs), (0, 0), hints=hints, inputs=inputs, named=True))
+        inputs[spec.name] = np.full(shape, rate if spec.name in RATES else 0, spec.dtype)
+    family = load_family(choice.family)
+    fit = family.fit(View(infer(session, inputs), (0, 0), hints=hints, inputs=inputs, named=True))
     if fit is None or "window" not in fit.parameters:
         return None
-    return Head(voice.FAMILY.name, fit.outputs, {**fit.parameters, **hints})
+    return Head(family.name, fit.outputs, {**fit.parameters, **hints})
 
 
 def _read_recording(path: Path, head: Head) -> Array | None:

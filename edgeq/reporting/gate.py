@@ -20,6 +20,8 @@ from edgeq_device.system.relay import escape
 from edgeq.arguments import as_options
 from edgeq.bundle.write import BUNDLE, check_archive
 from edgeq.errors import InconclusiveError, UsageError, WorseError
+from edgeq.measure.answer_meter import HEALTHY
+from edgeq.measure.answer_task import FloatAnswers
 from edgeq.measure.loaded_model import is_bundle
 from edgeq.model.files import model_files
 from edgeq.model.load import read_model, save_model
@@ -170,13 +172,17 @@ def gate(
         comparison = run_comparison(
             replace(
                 request,
-                limits=limits.limits(task=request.task is not None),
+                limits=limits.limits(
+                    # Samples without labels have the answers of the baseline, if these are known.
+                    task=request.task is not None or (limits.max_drop is not None and request.data is not None)
+                ),
                 attempts=_ATTEMPTS,
                 sessions=_SESSIONS,
             ),
             place=place,
             progress=progress,
         )
+        comparison = _limit_answers(comparison)
         checks = check_limits(comparison, "the baseline", "the model")
     # A gate without a baseline would let everything pass.
     elif not update:
@@ -184,6 +190,14 @@ def gate(
     if update:
         write_baseline(model, baseline)
     return Gated(model, baseline, limits, comparison, checks, update, place.name if place is not None else None)
+
+
+def _limit_answers(comparison: Comparison) -> Comparison:
+    """Return the comparison with a limit on the lost answers, if it compares answers and nobody has set a limit."""
+    accuracy, limits = comparison.a.accuracy, comparison.limits
+    if accuracy is None or accuracy.task != FloatAnswers.name or limits.max_drop is not None:
+        return comparison
+    return replace(comparison, limits=replace(limits, max_drop=1 - HEALTHY[accuracy.primary]))
 
 
 def check_junit(junit: Path, request: CompareRequest, limits: Path | None, *, force: bool) -> None:

@@ -261,3 +261,13 @@ def test_refuses_a_threshold_that_is_no_score(detector: Path, threshold: str) ->
     result = CliRunner().invoke(group, [*arguments, "--threshold", threshold])
     assert result.exit_code == 2
     assert "Give a score from 0 to 1, or float-recall" in result.output
+
+
+def test_a_gate_limits_lost_answers(detector: Path, tmp_path: Path) -> None:
+    model, images, output = detector / "detector.onnx", detector / "images", tmp_path / "int8.onnx"
+    edgeq.quantize(model, images, output, timed=False, effort=None)
+    arguments = ["gate", str(output), "--baseline", str(model), "--data", str(images), "--preprocess", "yolo"]
+    result = CliRunner().invoke(group, [*arguments, "--json"])
+    record = json.loads(result.stdout)
+    (accuracy,) = (check for check in record["checks"] if check["what"] == "accuracy")
+    assert (accuracy["limit"], accuracy["outcome"]) == (pytest.approx(0.05), "missed")

@@ -23,6 +23,10 @@ from edgeq_device.prepare.wave import read_wave
 
 Arrays = Dict[str, Any]
 _MOST_SAMPLES = 1 << 24
+WITH_CONTEXT = {16000: 576, 8000: 288}
+"""Rate → samples of one run of Silero's model. A ninth of them are context from the window before."""
+RATES = ("sr", "sample_rate", "sampling_rate")
+"""Names of inputs that take the rate."""
 _DEFAULTS: Dict[str, Any] = {"input": "", "window": 0, "context": 0, "rate": 16000, "states": {}, "constants": {}}
 
 

@@ -17,11 +17,7 @@ from edgeq_device.answers.answer import Answer
 from edgeq_device.answers.checks import are_scores
 from edgeq_device.answers.family import Family, Fit, Outputs, View
 from edgeq_device.answers.head import Head
-from edgeq_device.answers.recording import find_states
-
-# Rate → samples of one run of Silero's model. A ninth of them are context from the window before.
-WITH_CONTEXT = {16000: 576, 8000: 288}
-RATES = ("sr", "sample_rate", "sampling_rate")
+from edgeq_device.answers.recording import RATES, WITH_CONTEXT, find_states
 
 
 def decode(outputs: Outputs, head: Head, frame: Any) -> Answer:
