@@ -23,8 +23,8 @@ class Repairer:
 
     Attributes:
         effort: effort of a repair, or None to repair nothing.
-        max_drop: largest accepted loss of accuracy as a fraction; None means the default of the task (one point, or
-            five points of the float model's answers).
+        max_drop: largest accepted loss of accuracy as a fraction; None means the default of the task (one point with
+            labels; for the float model's answers, see `edgeq.measure.answer_meter.FIGURES`).
         chosen: fields of the scheme that the user has set. A repair does not change them.
     """
 

@@ -77,9 +77,12 @@ def test_objects_that_only_the_threshold_hides_are_found() -> None:
     candidate = detections((0, 0, 10, 9, 0.8, 0), (20, 20, 30, 30, 0.2, 0), (60, 60, 70, 70, 0.5, 1))
     tally = compare_objects(reference, candidate, 0.25)
     # Float gives three objects, of which two are found; the model gives two, of which one is confirmed.
-    assert (tally.agreeing[""], tally.total[""]) == (3, 5)
+    # The first box overlaps by 0.9, which is 9 of COCO's 10 overlaps, and counts once for each model.
+    assert (tally.agreeing[""], tally.total[""]) == (pytest.approx(2 * 0.9 + 1), 5)
     figures = AnswerTallies([tally]).figures("matched")
-    assert figures["matched"] == pytest.approx(3 / 5)
+    assert figures["matched"] == pytest.approx(2.8 / 5)
+    lenient = compare_objects(reference, candidate, 0.25, overlaps=(0.5,))
+    assert lenient.agreeing[""] == 3
     assert figures["found"] == pytest.approx(2 / 3)
     assert figures["below"] == pytest.approx(1 / 3)
     assert figures["extra"] == pytest.approx(1 / 2)
@@ -270,4 +273,4 @@ def test_a_gate_limits_lost_answers(detector: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(group, [*arguments, "--json"])
     record = json.loads(result.stdout)
     (accuracy,) = (check for check in record["checks"] if check["what"] == "accuracy")
-    assert (accuracy["limit"], accuracy["outcome"]) == (pytest.approx(0.05), "missed")
+    assert (accuracy["limit"], accuracy["outcome"]) == (pytest.approx(0.1), "missed")
