@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.errors import BudgetError, DataError, ModelError
+from edgeq.errors import BudgetError, ModelError, RuntimeUnavailableError
 from tests.cli import process
 from tests.graphs import proto
 
@@ -36,7 +36,7 @@ HOSTILE = {
             m = MatMul(x, w)  c = ConstantOfShape<value = float[1] {1.0}>(s)
             r = ReduceSum<keepdims = 0>(c, axes)  y = Add(m, r) }""",
         "memory=3GiB,sample=20GiB",
-        DataError.exit_code,
+        RuntimeUnavailableError.exit_code,
         "Failed to allocate memory",
     ),
 }

@@ -71,6 +71,7 @@ CASES: dict[str, list[tuple[str, ...]]] = {
     "audit": [("net.onnx", *DATA)],
     "debug": [("net.onnx", "quantized.onnx", *DATA)],
     "eval": [(*EVAL,), (*EVAL, "--workers", "2")],
+    "infer": [("net.onnx", "input.npy", "--raw", "outputs.npz"), ("bundle", "input.npy", "--raw", "outputs.npz")],
     "compare": [("net.onnx", "bundle", *DATA, "--duration", "0.01")],
     "gate": [("net.onnx", "--baseline", "net.onnx")],
     "report": [("bundle", "--bench")],
