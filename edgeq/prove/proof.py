@@ -17,6 +17,7 @@ from edgeq.distributed.workers import Workers
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError, UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, closeness, worst_db
+from edgeq.measure.answer_meter import HEALTHY
 from edgeq.measure.answer_task import FloatAnswers, describe_answers
 from edgeq.measure.baseline import LEAST_MARGIN_DB, BaselineMargin
 from edgeq.measure.coverage import Coverage
@@ -327,7 +328,8 @@ class Proof(Displayed):
         unlike = worst.level_note if worst is not None else ""
         sqnr, measure = f"{self.agreement.sqnr_db:.1f} dB SQNR", "measure accuracy with ⟨task⟩ before you deploy it"
         short = self.repair is not None and not self.repair.met
-        if self.drop is not None and (self.drop > POOR_DROP or short):
+        allowed = POOR_DROP if self.labelled or self.drop is None else 1 - HEALTHY[self.accuracy[FLOAT].primary]
+        if self.drop is not None and (self.drop > allowed or short):
             loss = (
                 f"accuracy falls from {_accuracy_text(self.accuracy[FLOAT])} to {_accuracy_text(self.accuracy[INT8])}"
                 if self.labelled
