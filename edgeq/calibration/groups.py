@@ -19,11 +19,16 @@ SHARING = DATA_MOVEMENT | {"Concat"}
 _ALL_INPUTS = frozenset({"Concat", "Max", "Min"})
 
 
-def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[tuple[str, ...], ...]:
+def scale_groups(
+    model: ir.Model, op_types: Collection[str] = SHARING, excluded: Collection[str] = ()
+) -> tuple[tuple[str, ...], ...]:
     """Return groups of at least two tensors that must share a scale, because they are connected by operators of
     `op_types`, which preserve the scale.
 
     The groups contain only data inputs and outputs, without shapes, axes and constants. Names and groups are sorted.
+
+    Args:
+        excluded: names of the nodes that stay in float, and so tie no scales.
     """
     constants = computed_constants(model.graph)
     parent: dict[str, str] = {}
@@ -37,7 +42,7 @@ def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[
         return name
 
     for node in model.graph:
-        if node.op_type not in op_types or node.domain not in MAIN_DOMAINS:
+        if node.op_type not in op_types or node.domain not in MAIN_DOMAINS or node.name in excluded:
             continue
         data = node.inputs if node.op_type in _ALL_INPUTS else node.inputs[:1]
         # The second output of MaxPool contains indices.
@@ -51,12 +56,17 @@ def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[
     return tuple(sorted(tuple(sorted(group)) for group in groups.values() if len(group) > 1))
 
 
-def share_ranges(model: ir.Model, ranges: Mapping[str, Range], op_types: Collection[str] = SHARING) -> dict[str, Range]:
+def share_ranges(
+    model: ir.Model,
+    ranges: Mapping[str, Range],
+    op_types: Collection[str] = SHARING,
+    excluded: Collection[str] = (),
+) -> dict[str, Range]:
     """Return a copy of `ranges` in which all members of a group have the same range: the smallest range that covers all
-    ranges of the group. Tensors outside of groups keep their range.
+    ranges of the group. Tensors outside of groups keep their range. For `excluded`, see `scale_groups`.
     """
     common_ranges = dict(ranges)
-    for group in scale_groups(model, op_types):
+    for group in scale_groups(model, op_types, excluded):
         members = [name for name in group if name in ranges]
         if members:
             union = Range(min(ranges[n].low for n in members), max(ranges[n].high for n in members))

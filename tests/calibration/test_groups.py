@@ -38,3 +38,11 @@ def test_a_group_has_the_range_that_holds_all_of_its_members(tmp_path: Path) -> 
     assert shared["other"] == Range(-9, 9)
     assert ranges["a"] == Range(0, 2)
     assert set(shared) == set(ranges)
+
+
+def test_a_join_that_stays_in_float_ties_no_scales(tmp_path: Path) -> None:
+    net = model(tmp_path / "m.onnx")
+    next(node for node in net.graph if node.op_type == "Concat").name = "join"
+    assert scale_groups(net, excluded={"join"}) == (("a", "b"), ("d", "e", "y"), ("f", "g"))
+    ranges = {"a": Range(0, 1), "b": Range(0, 1), "c": Range(0, 640), "x": Range(-3, 2)}
+    assert share_ranges(net, ranges, excluded={"join"})["b"] == Range(0, 1)

@@ -124,11 +124,13 @@ class LitertBackend(TargetBackend):
         # A pool over the whole image becomes a mean, whose kernels accept another range for the output than for the
         # input.
         write_whole_pools(model)
-        # The kernels of tied operators do not requantize, so their inputs and outputs need one range from the start.
-        shared_ranges = share_ranges(model, ranges, tied())
         types = {op_type for op_type, rule in int8_rules(self.name).items() if rule.int8}
         quantized_types = types if scheme.op_types is None else types.intersection(scheme.op_types)
         nodes = {str(node.name) for node in model.graph if node.op_type in quantized_types} - float_reasons.keys()
+        # The kernels of tied operators do not requantize, so their inputs and outputs need one range from the start. A
+        # join that stays in float ties nothing: the range of boxes in pixels would leave no step to scores.
+        float_nodes = {str(node.name) for node in model.graph} - nodes
+        shared_ranges = share_ranges(model, ranges, tied(), float_nodes)
         write_qdq(model, shared_ranges, scheme, nodes, source=prepared.source, results=results())
         save_model(model, destination)
         # The Q/DQ model is lowered at once, only to refuse here what the conversion would refuse later.

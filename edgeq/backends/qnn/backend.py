@@ -104,7 +104,7 @@ def write_pairs(
             op_types_to_quantize=types,
             nodes_to_exclude=sorted(float_reasons),
         )
-    shared_ranges = {**ranges, **share_ranges(prepared.model, ranges, DATA_MOVEMENT)}
+    shared_ranges = {**ranges, **share_ranges(prepared.model, ranges, DATA_MOVEMENT, float_reasons)}
     # An option that is None would replace the quantizer's own default.
     options = {k: v for k, v in config.extra_options.items() if v is not None}
     dtype = ir.DataType(int(activation.tensor_type))
