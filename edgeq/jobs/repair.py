@@ -14,7 +14,7 @@ from edgeq.prove.proof import NotFiniteError, Proof, Repair
 from edgeq.prove.request import Effort
 from edgeq.scheme import Scheme
 from edgeq.tuning.goal import allowed_drop
-from edgeq.tuning.ladder import climb
+from edgeq.tuning.repair import repair
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Repairer:
         if falls_short and self.effort is not None:
             key = json.dumps([artifact_key(built.target, scheme), built.artifact.proof_options], sort_keys=True)
             repaired, record = self.builds.once(
-                "repair", key, lambda: self._climb(original, scheme, limit, destination)
+                "repair", key, lambda: self._repair(original, scheme, limit, destination)
             )
             if repaired is not None:
                 built = self.builds.for_target(built.target, repaired)
@@ -78,12 +78,12 @@ class Repairer:
             raise NotFiniteError(f"{proof.problem}{attempts}", proof.fix) from proof
         return built, replace(proof, repair=record)
 
-    def _climb(
+    def _repair(
         self, built: Built, scheme: Scheme, limit: float, destination: Path | None
     ) -> tuple[Built | None, Repair | None]:
         job = self.builds.job
         assert self.effort is not None
-        return climb(
+        return repair(
             job,
             built.target,
             scheme,

@@ -123,6 +123,20 @@ class LayerRanking:
         every = [*(layer.nodes for layer in layers), *(layer.nodes for layer in joined.values())]
         return tuple(node for nodes in every for node in nodes)
 
+    def count_quieting(self, share: float, limit: int) -> int:
+        """Return the smallest number of layers in float, from 1 to `limit`, after which at most `share` of the noise of
+        all layers remains. Return 1 if the noise is not known, and `limit` if no such number is enough.
+        """
+        total = sum(layer.noise for layer in self.layers)
+        if share >= 1 or not 0 < total < math.inf:
+            return 1
+        return next((count for count in range(1, limit) if self.remaining(count) <= share), limit)
+
+    def remaining(self, count: int) -> float:
+        """Return the share of the noise of all layers that remains if the first `count` layers are in float."""
+        total = sum(layer.noise for layer in self.layers)
+        return sum(layer.noise for layer in self.layers[count:]) / total if 0 < total < math.inf else 1.0
+
 
 def select_float_layers(
     ranking: LayerRanking,
@@ -130,7 +144,6 @@ def select_float_layers(
     max_drop: float,
     expired: Callable[[], bool],
     *,
-    share: float = 1.0,
     headroom: float = math.inf,
     hopeless: float = math.inf,
     refinements: int = REFINEMENTS,
@@ -146,9 +159,6 @@ def select_float_layers(
         evaluate: a function that returns the loss of the model with these nodes in float, in the unit of `max_drop`.
             The loss is infinite if that model cannot be built or its outputs are not finite.
         expired: a function that returns whether to stop and return the sets found so far.
-        share: largest noise that may remain, as a share of the noise without layers in float. Losses grow with the
-            power of the noise, so the first set to try is the shortest prefix that should leave no more than this
-            share.
         headroom: largest cost, as a share of the ranking's span.
         hopeless: if the largest set loses more than this, no other set is tried. To find out, the largest set is
             evaluated first, but only if the headroom allows at most half of the layers.
@@ -177,7 +187,7 @@ def select_float_layers(
     limited = hopeless < math.inf and 2 < len(order) <= len(ranking.layers) // 2
     if limited and not expired() and loss(order) > hopeless:
         return ()
-    failed, size = 0, _count_quieting(order, share)
+    failed, size = 0, 1
     while failed < len(order) and not expired():
         size = min(size, len(order))
         if holds(order[:size]):
@@ -205,20 +215,6 @@ def select_float_layers(
         if smaller != order[: len(smaller)]:  # prefixes of the order were evaluated above
             holds(smaller)
     return tuple(ranking.nodes(layers) for layers in solutions)
-
-
-def _count_quieting(order: Sequence[RankedLayer], share: float) -> int:
-    """Return the smallest number of layers in float, at least one, after which at most `share` of the total noise
-    remains.
-    """
-    remaining = total = sum(layer.noise for layer in order)
-    if share >= 1 or not 0 < total < math.inf:
-        return 1
-    for count, layer in enumerate(order, 1):
-        remaining -= layer.noise
-        if remaining <= share * total:
-            return count
-    return len(order)
 
 
 def _find_middle(losses: Mapping[int, float]) -> int | None:

@@ -56,9 +56,6 @@ from edgeq.util.records import plain
 # A simulated candidate runs at most this multiple of the samples that a proof runs. That takes some minutes.
 _SIMULATIONS = 4
 _BATCH = 8
-# `Assessment.bound` multiplies the doubt by a factor. If the doubt is scaled by this value, the product is one standard
-# error.
-_DOUBT_SCALE = 0.55
 _MIN_SQNR_DB = -200.0
 # Kernels that only round differently lose almost no decibels. Kernels that saturate lose several.
 _LOSS_DB = 3.0
@@ -291,7 +288,7 @@ class LocalEvaluator:
         vain = find_ineffective(self._target)
         if self._target.profile.integer_only:
             vain |= {name for name, recovery in recoveries().items() if recovery.keeps_float}
-        every = recovery_groups(slow_last=self._repairs)
+        every = recovery_groups(complete=self._repairs)
         groups = (tuple(name for name in group if name not in vain) for group in every)
         return tuple(group for group in groups if group)
 
@@ -302,12 +299,10 @@ class LocalEvaluator:
     def _with_doubt(self, assessment: Assessment) -> Assessment:
         """Return the assessment whose bound is compared with the allowed loss.
 
-        If speed is counted, the bound is the loss to expect, not the largest likely loss. A repair takes the first
-        candidate that is good enough, and such a candidate is often merely lucky. So for a repair, the bound is one
-        standard error higher if the loss to expect comes from labels alone.
+        If speed is counted, the bound is the loss to expect, not the largest likely loss. More labels narrow the
+        interval of a loss, more precision does not.
         """
-        doubt = _DOUBT_SCALE * assessment.doubt if self._repairs and assessment.disagreement is None else 0.0
-        return replace(assessment, doubt=doubt) if self.counts else assessment
+        return replace(assessment, doubt=0.0) if self.counts else assessment
 
     def _proof_session(self, artifact: Artifact) -> Any:
         """Return a session of the model that represents the artifact in comparisons."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-from edgeq.prove.request import Effort
 
 EQUAL = 0.02
 """Costs that differ by a smaller share than this count as equal, and then the more accurate candidate wins. A race is
@@ -47,9 +44,6 @@ class Pace:
         finalists: number of structures in the last race.
         hopeless: multiple of the allowed loss. A candidate is given up if it loses more than that even with as many
             layers in float as it may have.
-        prunes: whether recoveries that are not needed are removed again.
-        float_sets: largest number of sets of layers in float for which a candidate is built.
-        most_float: largest cost of a set of layers in float, as a share of the cost of all layers in float.
     """
 
     halvings: int = 3
@@ -65,14 +59,6 @@ class Pace:
     recovered: int = 2
     finalists: int = 4
     hopeless: float = 3.0
-    prunes: bool = True
-    float_sets: int = _ALL
-    most_float: float = 1.0
-
-    @property
-    def few_sets(self) -> bool:
-        """Return whether the number of sets of layers in float is limited."""
-        return self.float_sets < _ALL
 
 
 # Infinite shares and decibels switch a rule off: no candidate is ever that far behind.
@@ -92,13 +78,3 @@ THOROUGH = Pace(
     hopeless=math.inf,
 )
 """Nothing is dismissed early."""
-# A repair counts speed instead of timing it, so no effort below changes the limits on races.
-EFFORTS: Mapping[Effort, Pace] = {
-    "quick": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=0),
-    "default": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=8, most_float=0.9),
-    "thorough": Pace(hopeless=math.inf, most_float=0.9),
-}
-"""How much work edgeq may do to repair a poor result. "quick" keeps no layers in float, "default" builds a few sets of
-layers in float, and "thorough" compares more of everything. None of them puts almost all layers in float, because such
-a model is hardly quantized.
-"""

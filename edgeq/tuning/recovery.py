@@ -8,7 +8,7 @@ from edgeq_device.measure.claim import SLOWER, UNKNOWN
 
 from edgeq.hardware.profile import Profile
 from edgeq.scheme import ALL_NODES
-from edgeq.tuning.float_layers import EIGHT_BIT, EXCLUDE, REFINEMENTS, WIDE, select_float_layers
+from edgeq.tuning.float_layers import EXCLUDE, WIDE, select_float_layers
 from edgeq.tuning.judge import assess_in_full, build_and_assess, simulate_trial
 from edgeq.tuning.race import RACE_S, race_new, race_until_claimed
 from edgeq.tuning.trials import WIDE_COST, Trial, Trials
@@ -100,7 +100,7 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
                 # The whole group helps, so its members need not be tried one by one.
                 if names == group:
                     break
-    for name in reversed(best.candidate.recoveries if trials.pace.prunes else ()):
+    for name in reversed(best.candidate.recoveries):
         meets_goal = best.loss <= max_drop
         fewer = tuple(recovery for recovery in best.candidate.recoveries if recovery != name)
         if expired() or frozenset(fewer) in attempts or (meets_goal and name in groups[0]):
@@ -145,15 +145,8 @@ def _build_on_16_bits(trials: Trials, base: Trial) -> Trial:
 
 def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     """Try `base` with layers in float, chosen by the evaluator's ranking, until it meets the goal at the least cost."""
-    if not trials.pace.float_sets:
-        return
     ranking = trials.evaluator.rank(base.candidate, headroom=headroom, seconds=trials.deadline.remaining_s())
     field, scheme, max_drop = ranking.field, base.candidate.scheme, trials.goal.limit
-    refinements = REFINEMENTS
-    if field != EIGHT_BIT:
-        headroom = min(headroom, trials.pace.most_float)
-    elif trials.pace.few_sets:  # giving 8 bits to one product fewer saves few bytes, but costs a build
-        refinements = 0
     trials.progress.note(f"looking for the fewest {_FIELD_TITLES[field]} that let {base.name} qualify")
     set_sizes: Counter[int] = Counter()
 
@@ -170,14 +163,8 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
         )
         return build_and_assess(trials, candidate, "exclusion", base.name).loss
 
-    def expired() -> bool:
-        return trials.deadline.passed() or set_sizes.total() >= trials.pace.float_sets
-
-    # If only a few sets are built, the first set should already be enough.
-    share = max_drop / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
-    hopeless = trials.pace.hopeless * max_drop
-    limits = {"share": share, "headroom": headroom, "hopeless": hopeless}
-    select_float_layers(ranking, loss, max_drop, expired, refinements=refinements, **limits)
+    limits = {"headroom": headroom, "hopeless": trials.pace.hopeless * max_drop}
+    select_float_layers(ranking, loss, max_drop, trials.deadline.passed, **limits)
 
 
 def _select_bases(trials: Trials) -> list[Trial]:

@@ -16,7 +16,7 @@ from edgeq.jobs.quantize import quantize
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
 from edgeq.prove.job import build, prepared_for
-from edgeq.tuning.pace import Effort
+from edgeq.prove.request import Effort
 from tests.backends.build import random
 from tests.graphs import proto
 from tests.opened import open_job

@@ -137,14 +137,12 @@ def test_sizes_around_the_best_are_tried_where_the_largest_is_no_better(last: fl
 
 
 @given(noises=st.lists(st.floats(0.01, 100), min_size=2, max_size=10), share=st.floats(0.001, 0.999))
-def test_the_first_set_leaves_as_much_noise_as_is_allowed(noises: list[float], share: float) -> None:
-    evaluated: list[tuple[str, ...]] = []
-    names = [f"n{position}" for position in range(len(noises) + 1)]  # the last layer never goes to float
-    layers = tuple(RankedLayer(name, (name,), noise) for name, noise in zip(names, [*noises, 0.0], strict=True))
-    ranked = LayerRanking(layers, MacCosts(dict.fromkeys(names, 1)))
-    select_float_layers(ranked, recorded(lambda kept: 1.0, evaluated), 0.0, lambda: bool(evaluated), share=share)
-    enough = (size for size in range(1, len(noises)) if sum(noises[size:]) <= share * sum(noises))
-    assert abs(len(evaluated[0]) - next(enough, len(noises))) <= 1, "sums in another order differ in their last bits"
+def test_the_counted_layers_leave_as_much_noise_as_is_allowed(noises: list[float], share: float) -> None:
+    layers = tuple(RankedLayer(f"n{place}", (f"n{place}",), noise) for place, noise in enumerate(noises))
+    ranking = LayerRanking(layers, MacCosts({layer.name: 1 for layer in layers}))
+    count = ranking.count_quieting(share, len(noises))
+    assert ranking.remaining(count) <= share or count == len(noises)
+    assert count == 1 or ranking.remaining(count - 1) > share
 
 
 def test_gives_up_if_all_float_layers_lose_too_much() -> None:

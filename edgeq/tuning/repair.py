@@ -1,0 +1,321 @@
+"""Repair a poor build with few further builds. Changes that cost no speed come first, changes that cost speed last.
+
+1. All recoveries that help the model, in one build. Each of them decides from statistics whether it has something to
+   do, so they need no comparison of builds.
+2. If products dominate the model: ranges measured at run time.
+3. One set of layers in float, or of tensors in 16 bits. A ranking predicts the noise that each of them causes at the
+   outputs, so the size of the set follows from the loss that step 1 leaves.
+4. One correction of that size, by the loss that step 3 leaves.
+
+The repair ends at the first build that is good enough. On hardware without float, step 3 is left out.
+
+A build is good enough if it loses no more than is allowed. With labels or with the float model's answers, the loss is
+that on the samples: more samples narrow its interval, layers in float do not. Without them, the loss is noise power
+over signal power in the worst output, or in the worst slice of an output. A loss of one point is then an SQNR of 20 dB.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edgeq.backends.base import backend_named
+from edgeq.data.samples import spread_over
+from edgeq.errors import UsageError
+from edgeq.hardware.target import Target
+from edgeq.model.macs import node_macs
+from edgeq.prove.job import Built, Job
+from edgeq.prove.proof import Repair, RepairStep
+from edgeq.prove.request import Effort
+from edgeq.run.engines import EngineChoice
+from edgeq.run.session import Engines
+from edgeq.scheme import ALL_NODES, Scheme
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.float_layers import EIGHT_BIT, EXCLUDE, LayerRanking, find_affordable
+from edgeq.tuning.goal import Goal
+from edgeq.tuning.judge import build_and_assess
+from edgeq.tuning.local import LocalEvaluator
+from edgeq.tuning.measurements import Assessment
+from edgeq.tuning.pace import Pace
+from edgeq.tuning.recover.methods import recoveries
+from edgeq.tuning.sentences import describe_allowed_loss, describe_loss
+from edgeq.tuning.space import WORTH_A_TRY, Candidate, product_share, sequence_candidates, with_scheme
+from edgeq.tuning.trials import Trial, Trials
+
+PLAIN = "the plain build"
+# Largest numbers of multiply-accumulates, for one pass over the calibration samples and for one pass over the
+# validation samples.
+_CALIBRATED_MACS, _VALIDATED_MACS = 20_000_000_000, 200_000_000_000
+_MIN_SAMPLES = 32
+_FIELD_TITLES = {"exclude": "nodes in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
+_PRECISION_REASON = "kept in float by the repair, to lose less accuracy"
+# Share of the allowed loss. Losses that differ by less are considered equal.
+_EQUAL_LOSS = 0.25
+# A set of layers aims at a loss a little below the allowed loss, because the ranking only predicts it.
+_AIM = 0.8
+# A set that leaves less than this share of the allowed loss is larger than necessary, so a smaller one is built.
+_WASTEFUL = 0.4
+# Losses are not exactly proportional to the predicted noise. The exponent that two measurements give is trusted only
+# between these limits.
+_EXPONENTS = 0.4, 2.5
+# Largest cost of a set, as a share of the cost of all layers in float: with almost all layers in float, a model is
+# hardly quantized.
+_MOST_FLOAT = 0.9
+# Number of layers to name if a result that has no float layers loses more than is allowed.
+_NAMED_LAYERS = 3
+_BUILDS: dict[Effort, int] = {"quick": 1, "default": 3, "thorough": 8}
+"""Largest number of builds, in addition to the plain one."""
+# A repair judges a build on all samples at once, unless a few samples show that it is far from good enough.
+_PACE = Pace(halvings=4)
+
+
+def repair(
+    job: Job,
+    target: Target,
+    scheme: Scheme,
+    destination: Path,
+    *,
+    max_drop: float,
+    effort: Effort,
+    fixed_fields: Collection[str] = (),
+    engine: EngineChoice | None = None,
+) -> tuple[Built | None, Repair | None]:
+    """Find a replacement for the plain build of `scheme`, and build it at `destination`. Return the new build with a
+    record of what was tried.
+
+    Args:
+        max_drop: the allowed loss, as a fraction.
+        fixed_fields: fields of the scheme that the user has set; they stay as they are.
+        engine: the engine that runs the build; None means onnxruntime's own kernels.
+
+    Returns:
+        (the build, or None if the plain build is the best; the record, or None if the plain build loses no more than is
+            allowed).
+
+    Raises:
+        EdgeqError: a stage of the repair fails.
+    """
+    if effort != "thorough":
+        job = _limit_samples(job)
+    # The folder is next to the prepared model, because an artifact may refer to files there until the job ends.
+    workdir = Path(tempfile.mkdtemp(prefix="repair-", dir=job.folder))
+    plain = with_scheme(Candidate("", scheme, engine=engine), scheme)
+    with Engines(keep=True) as engines:
+        evaluator = LocalEvaluator(
+            job, target, workdir, task=job.task, counts=True, repairs=True, engines=engines, progress=job.progress
+        )
+        assessment = evaluator.assess([plain], evaluator.total)[plain.name]
+        if assessment.bound <= max_drop:
+            return None, None
+        job.progress.note(
+            f"{PLAIN} {describe_loss(assessment)}; {describe_allowed_loss(assessment, max_drop)}: trying to repair it"
+        )
+        trials = Trials(evaluator, Goal(max_drop=max_drop, strict=True), BudgetClock(None), job.progress, _PACE)
+        attempts = _Attempts(trials, plain, assessment, _BUILDS[effort])
+        _try_changes(attempts, job, target, effort, fixed_fields)
+        best, noisiest = attempts.best, ()
+        closest, loss = (plain, assessment.bound) if best is None else (best.candidate, best.loss)
+        if loss > max_drop and target.profile.integer_only:
+            ranking = evaluator.rank(closest, headroom=1.0, seconds=math.inf)
+            noisiest = tuple(layer.name for layer in ranking.layers[:_NAMED_LAYERS])
+        record = Repair(
+            effort=effort,
+            max_drop=max_drop,
+            basis=assessment.basis,
+            plain=assessment.bound,
+            loss=loss,
+            noisiest=noisiest,
+            chosen=PLAIN if best is None else _describe_changes(best.candidate, plain),
+            steps=tuple(_describe_step(trial, plain) for trial in trials if trial.screening is not None),
+        )
+        built = None if best is None else evaluator.builder.build(best.candidate, destination)
+    for folder in workdir.glob("candidate-*"):
+        shutil.rmtree(folder)
+    if built is not None and engine is not None:
+        built = replace(built, artifact=built.artifact.in_engine(engine))
+    return built, record
+
+
+class _Attempts:
+    """Build and assess changes of the plain build, and count the builds.
+
+    Args:
+        limit: largest number of builds.
+    """
+
+    def __init__(self, trials: Trials, plain: Candidate, assessment: Assessment, limit: int) -> None:
+        self.trials = trials
+        self.plain = Trial(plain, assessment=assessment)
+        self._remaining = limit
+
+    @property
+    def max_drop(self) -> float:
+        """Return the allowed loss."""
+        return self.trials.goal.limit
+
+    @property
+    def used_up(self) -> bool:
+        """Return whether no further build is allowed."""
+        return self._remaining <= 0
+
+    @property
+    def ended(self) -> bool:
+        """Return whether a build is good enough, or no further build is allowed."""
+        return self.used_up or any(self.trials.meets(trial) for trial in self.trials)
+
+    def add(self, candidate: Candidate) -> Trial:
+        """Build and assess a candidate, and return its trial. Its loss is infinite if it cannot be built."""
+        self._remaining -= 1
+        return build_and_assess(self.trials, candidate, "recovery", self.plain.name)
+
+    @property
+    def best(self) -> Trial | None:
+        """Return the build that loses no more than is allowed and has the most in int8. If there is none, return the
+        one that loses least or, among several that lose about as little, the one with the most in int8. Return None if
+        none of them loses less than the plain build.
+        """
+        assessed = [trial for trial in self.trials if trial.loss < self.plain.loss]
+        least = min((trial.loss for trial in assessed), default=math.inf)
+        limit = max(self.max_drop, least + _EQUAL_LOSS * self.max_drop if least > self.max_drop else 0.0)
+        return min((t for t in assessed if t.loss <= limit), key=lambda t: (t.latency, t.loss), default=None)
+
+    @property
+    def closest_static(self) -> Trial:
+        """Return the trial with ranges from calibration, the plain build included, that loses least."""
+        static = [trial for trial in self.trials if trial.candidate.scheme.mode == self.plain.candidate.scheme.mode]
+        return min([self.plain, *static], key=lambda trial: trial.loss)
+
+
+def _try_changes(attempts: _Attempts, job: Job, target: Target, effort: Effort, fixed_fields: Collection[str]) -> None:
+    """Try changes, those that cost no speed first, until a build is good enough or no further build is allowed."""
+    plain, profile = attempts.plain.candidate, target.profile
+    products_dominate = product_share(job.prepared.model) >= WORTH_A_TRY
+    groups = attempts.trials.evaluator.recovery_groups()
+    names = _list_recoveries(groups, plain.scheme, products_dominate=products_dominate)
+    if names:
+        first = attempts.add(plain.replace(name=f"{plain.name} + recoveries", recoveries=names))
+        gentle = tuple(name for name in names if recoveries()[name].stage == "artifact")
+        # A change of the model may do harm that its own figures do not show.
+        if not attempts.ended and first.loss > attempts.plain.loss and gentle != names and gentle:
+            attempts.add(plain.replace(name=f"{plain.name} + {' + '.join(gentle)}", recoveries=gentle))
+    if products_dominate and plain.scheme.mode == "static" and "mode" not in fixed_fields:
+        for candidate in _list_other_modes(job, target, plain.scheme, effort):
+            if attempts.ended:
+                return
+            attempts.add(candidate)
+    if attempts.ended or "exclude" in fixed_fields or (profile.integer_only and "wide" not in profile.search):
+        return
+    _raise_precision(attempts)
+
+
+def _list_recoveries(groups: Sequence[Sequence[str]], scheme: Scheme, *, products_dominate: bool) -> tuple[str, ...]:
+    """Return the names of the recoveries that apply to `scheme`, without those that are only for products if these do
+    not dominate the model.
+    """
+    every = recoveries()
+    names = (name for group in groups for name in group if scheme.mode in every[name].modes)
+    return tuple(name for name in names if products_dominate or every[name].searched)
+
+
+def _list_other_modes(job: Job, target: Target, scheme: Scheme, effort: Effort) -> Iterator[Candidate]:
+    """Yield candidates in another mode than static, for a model in which products dominate."""
+    dynamic = scheme.replace(mode="dynamic")
+    try:
+        backend_named(target.backend).check(dynamic)
+    except UsageError:  # the backend does not have this mode
+        return
+    yield with_scheme(Candidate("", dynamic), dynamic)
+    if effort == "thorough":
+        yield from sequence_candidates(job, target)
+
+
+def _raise_precision(attempts: _Attempts) -> None:
+    """Give layers float, or tensors 16 bits, until the loss is small enough. The first set is sized by the predicted
+    noise, each further set by the losses so far.
+    """
+    base = attempts.closest_static
+    ranking = attempts.trials.evaluator.rank(base.candidate, headroom=1.0, seconds=math.inf)
+    order = find_affordable(ranking, math.inf if ranking.field == EIGHT_BIT else _MOST_FLOAT)
+    title = _FIELD_TITLES[ranking.field]
+    share, sizes = _AIM * attempts.max_drop / base.loss, set[int]()
+    while order and not attempts.used_up:
+        size = ranking.count_quieting(share, len(order))
+        if size in sizes:
+            return
+        sizes.add(size)
+        candidate = base.candidate.replace(
+            name=f"{base.name}, {size} {title}",
+            scheme=_with_precision(base.candidate.scheme, ranking, ranking.nodes(order[:size])),
+        )
+        trial = attempts.add(candidate)
+        if _WASTEFUL * attempts.max_drop <= trial.loss <= attempts.max_drop:
+            return
+        share = _correct_share(ranking.remaining(size), trial.loss / base.loss, attempts.max_drop / base.loss)
+
+
+def _correct_share(remaining: float, loss: float, allowed: float) -> float:
+    """Return the share of the predicted noise that may remain, by one measurement.
+
+    Losses follow the noise by a power law whose exponent the measurement gives: loss = remaining ** exponent.
+
+    Args:
+        remaining: the share of the predicted noise that the measured set leaves.
+        loss, allowed: the measured and the allowed loss, as a share of the loss without any set.
+    """
+    low, high = _EXPONENTS
+    loss = max(loss, 1e-3 * allowed)
+    # A set that the prediction calls useless, or that does harm, says nothing about the exponent.
+    informative = 0 < remaining < 1 and 0 < loss < 1
+    exponent = min(max(math.log(loss) / math.log(remaining), low), high) if informative else 1.0
+    return float(max(remaining, 1e-9) * (_AIM * allowed / loss) ** (1 / exponent))
+
+
+def _with_precision(scheme: Scheme, ranking: LayerRanking, nodes: Sequence[str]) -> Scheme:
+    """Return the scheme with more precision for `nodes`, of the kind that the ranking is about."""
+    if ranking.field == EXCLUDE:
+        return scheme.keep_in_float(nodes, _PRECISION_REASON)
+    return scheme.replace(**{ranking.field: (*getattr(scheme, ranking.field), *nodes)})
+
+
+def _limit_samples(job: Job) -> Job:
+    """Return the job with fewer samples, spread evenly over all samples: as many as a repair can use in the time of
+    about three builds.
+    """
+    macs = max(1, sum(node_macs(job.prepared.model).values()))
+    calibration = job.calibration
+    if calibration is not None:
+        calibration = spread_over(calibration, max(_MIN_SAMPLES, _CALIBRATED_MACS // macs))
+    validation = spread_over(job.validation, max(_MIN_SAMPLES, _VALIDATED_MACS // macs))
+    return replace(job, calibration=calibration, validation=validation, float_outputs=())
+
+
+def _describe_step(trial: Trial, plain: Candidate) -> RepairStep:
+    """Return the record of one build."""
+    screening, assessment = trial.screening, trial.assessment
+    assert screening is not None
+    return RepairStep(
+        name=_describe_changes(trial.candidate, plain),
+        loss=assessment.bound if assessment is not None else None,
+        samples=assessment.samples if assessment is not None else 0,
+        int8_mac_share=screening.int8_mac_share,
+        reason=trial.reason,
+    )
+
+
+def _describe_changes(candidate: Candidate, plain: Candidate) -> str:
+    """Return a title that distinguishes a candidate from the plain build."""
+    scheme, plain_scheme, parts = candidate.scheme, plain.scheme, []
+    if scheme.mode != plain_scheme.mode:
+        parts.append(candidate.name)
+    parts += candidate.recoveries
+    for field, title in _FIELD_TITLES.items():
+        count = len(set(getattr(scheme, field)) - set(getattr(plain_scheme, field)))
+        if ALL_NODES in getattr(scheme, field):
+            parts.append(f"all {title}")
+        elif count:
+            parts.append(f"{count} {title}")
+    return ", ".join(parts) or candidate.name
