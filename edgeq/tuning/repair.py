@@ -2,12 +2,13 @@
 
 1. All recoveries that help the model, in one build. Each of them decides from statistics whether it has something to
    do, so they need no comparison of builds.
-2. If products dominate the model: ranges measured at run time.
+2. If little is missing: the same with other ranges. If products dominate the model: ranges measured at run time.
 3. One set of layers in float, or of tensors in 16 bits. A ranking predicts the noise that each of them causes at the
-   outputs, so the size of the set follows from the loss that step 1 leaves.
+   outputs, so the size of the set follows from the loss so far.
 4. One correction of that size, by the loss that step 3 leaves.
 
-The repair ends at the first build that is good enough. On hardware without float, step 3 is left out.
+The repair ends at the first build that is good enough, or after three builds. On hardware without float, steps 3 and 4
+are left out.
 
 A build is good enough if it loses no more than is allowed. With labels or with the float model's answers, the loss is
 that on the samples: more samples narrow its interval, layers in float do not. Without them, the loss is noise power
@@ -26,6 +27,7 @@ from pathlib import Path
 from edgeq.backends.base import backend_named
 from edgeq.data.samples import spread_over
 from edgeq.errors import UsageError
+from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
 from edgeq.model.macs import node_macs
 from edgeq.prove.job import Built, Job
@@ -55,6 +57,9 @@ _FIELD_TITLES = {"exclude": "nodes in float", "wide": "tensors in 16 bits", "eig
 _PRECISION_REASON = "kept in float by the repair, to lose less accuracy"
 # Share of the allowed loss. Losses that differ by less are considered equal.
 _EQUAL_LOSS = 0.25
+# Multiple of the allowed loss. Other ranges cost no speed, but with a larger loss than this, they are unlikely to
+# suffice.
+_RANGES_MAY_HELP = 5.0
 # A set of layers aims at a loss a little below the allowed loss, because the ranking only predicts it.
 _AIM = 0.8
 # A set that leaves less than this share of the allowed loss is larger than necessary, so a smaller one is built.
@@ -200,8 +205,14 @@ def _try_changes(attempts: _Attempts, job: Job, target: Target, effort: Effort, 
         first = attempts.add(plain.replace(name=f"{plain.name} + recoveries", recoveries=names))
         gentle = tuple(name for name in names if recoveries()[name].stage == "artifact")
         # A change of the model may do harm that its own figures do not show.
-        if not attempts.ended and first.loss > attempts.plain.loss and gentle != names and gentle:
+        if not attempts.ended and first.loss > attempts.plain.loss and gentle not in ((), names):
             attempts.add(plain.replace(name=f"{plain.name} + {' + '.join(gentle)}", recoveries=gentle))
+        elif first.loss <= _RANGES_MAY_HELP * attempts.max_drop and "method" not in fixed_fields:
+            for scheme in _list_other_ranges(plain.scheme, profile, effort):
+                if attempts.ended:
+                    return
+                variant = with_scheme(plain, scheme)
+                attempts.add(variant.replace(name=f"{variant.name} + recoveries", recoveries=names))
     if products_dominate and plain.scheme.mode == "static" and "mode" not in fixed_fields:
         for candidate in _list_other_modes(job, target, plain.scheme, effort):
             if attempts.ended:
@@ -219,6 +230,15 @@ def _list_recoveries(groups: Sequence[Sequence[str]], scheme: Scheme, *, product
     every = recoveries()
     names = (name for group in groups for name in group if scheme.mode in every[name].modes)
     return tuple(name for name in names if products_dominate or every[name].searched)
+
+
+def _list_other_ranges(scheme: Scheme, profile: Profile, effort: Effort) -> list[Scheme]:
+    """Return the scheme with the most promising range method that it does not have or, with much effort, with each of
+    them. The profile lists the methods, the most promising first.
+    """
+    methods = [method for method in profile.search.get("method", ()) if method != scheme.method]
+    schemes = [scheme.replace(method=method, method_options={}) for method in methods]
+    return schemes if effort == "thorough" else schemes[:1]
 
 
 def _list_other_modes(job: Job, target: Target, scheme: Scheme, effort: Effort) -> Iterator[Candidate]:
@@ -311,6 +331,8 @@ def _describe_changes(candidate: Candidate, plain: Candidate) -> str:
     scheme, plain_scheme, parts = candidate.scheme, plain.scheme, []
     if scheme.mode != plain_scheme.mode:
         parts.append(candidate.name)
+    elif scheme.method != plain_scheme.method:
+        parts.append(f"ranges by {scheme.method}")
     parts += candidate.recoveries
     for field, title in _FIELD_TITLES.items():
         count = len(set(getattr(scheme, field)) - set(getattr(plain_scheme, field)))
