@@ -67,7 +67,7 @@ class Repairer:
         if falls_short and self.effort is not None:
             key = json.dumps([artifact_key(built.target, scheme), built.artifact.proof_options], sort_keys=True)
             repaired, record = self.builds.once(
-                "repair", key, lambda: self._repair(original, scheme, limit, destination)
+                "repair", key, lambda: self._repair(original, scheme, limit, destination, proof)
             )
             if repaired is not None:
                 built = self.builds.for_target(built.target, repaired)
@@ -79,7 +79,7 @@ class Repairer:
         return built, replace(proof, repair=record)
 
     def _repair(
-        self, built: Built, scheme: Scheme, limit: float, destination: Path | None
+        self, built: Built, scheme: Scheme, limit: float, destination: Path | None, proof: Proof | NotFiniteError
     ) -> tuple[Built | None, Repair | None]:
         job = self.builds.job
         assert self.effort is not None
@@ -92,4 +92,5 @@ class Repairer:
             effort=self.effort,
             fixed_fields=self.chosen,
             engine=built.artifact.plugin,
+            proof=proof if isinstance(proof, Proof) else None,
         )

@@ -23,15 +23,17 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from edgeq.backends.base import backend_named
 from edgeq.data.samples import spread_over
 from edgeq.errors import UsageError
 from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
+from edgeq.measure.agreement import worst_db
 from edgeq.model.macs import node_macs
 from edgeq.prove.job import Built, Job
-from edgeq.prove.proof import Repair, RepairStep
+from edgeq.prove.proof import INT8, Proof, Repair, RepairStep
 from edgeq.prove.request import Effort
 from edgeq.run.engines import EngineChoice
 from edgeq.run.session import Engines
@@ -41,7 +43,7 @@ from edgeq.tuning.float_layers import EIGHT_BIT, EXCLUDE, LayerRanking, find_aff
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.judge import build_and_assess
 from edgeq.tuning.local import LocalEvaluator
-from edgeq.tuning.measurements import Assessment
+from edgeq.tuning.measurements import Assessment, Basis
 from edgeq.tuning.pace import Pace
 from edgeq.tuning.recover.methods import recoveries
 from edgeq.tuning.sentences import describe_allowed_loss, describe_loss
@@ -88,6 +90,7 @@ def repair(
     effort: Effort,
     fixed_fields: Collection[str] = (),
     engine: EngineChoice | None = None,
+    proof: Proof | None = None,
 ) -> tuple[Built | None, Repair | None]:
     """Find a replacement for the plain build of `scheme`, and build it at `destination`. Return the new build with a
     record of what was tried.
@@ -96,6 +99,7 @@ def repair(
         max_drop: the allowed loss, as a fraction.
         fixed_fields: fields of the scheme that the user has set; they stay as they are.
         engine: the engine that runs the build; None means onnxruntime's own kernels.
+        proof: the proof of the plain build, which then is not measured again; None if its outputs are not finite.
 
     Returns:
         (the build, or None if the plain build is the best; the record, or None if the plain build loses no more than is
@@ -113,7 +117,10 @@ def repair(
         evaluator = LocalEvaluator(
             job, target, workdir, task=job.task, counts=True, repairs=True, engines=engines, progress=job.progress
         )
-        assessment = evaluator.assess([plain], evaluator.total)[plain.name]
+        if proof is not None and proof.samples == evaluator.total:
+            assessment = _read_assessment(proof)
+        else:
+            assessment = evaluator.assess([plain], evaluator.total)[plain.name]
         if assessment.bound <= max_drop:
             return None, None
         job.progress.note(
@@ -143,6 +150,22 @@ def repair(
     if built is not None and engine is not None:
         built = replace(built, artifact=built.artifact.in_engine(engine))
     return built, record
+
+
+def _read_assessment(proof: Proof) -> Assessment:
+    """Return the loss of the plain build that its proof measured."""
+    figures: dict[str, Any] = {
+        "samples": proof.samples,
+        "complete": True,
+        "sqnr_db": proof.agreement.least_db,
+        "metrics": proof.accuracy[INT8].metrics if proof.accuracy else {},
+    }
+    if proof.drop is None:
+        noise = 10 ** (-worst_db(proof.agreement) / 10)
+        return Assessment(**figures, basis="noise", drop=noise, low=noise, high=noise, expected=noise)
+    low, high = proof.drop_interval or (proof.drop, proof.drop)
+    basis: Basis = "labels" if proof.labelled else "answers"
+    return Assessment(**figures, basis=basis, drop=proof.drop, low=low, high=high, expected=proof.drop)
 
 
 class _Attempts:
