@@ -88,9 +88,9 @@ class Repairer:
             built.target,
             scheme,
             destination or Path(tempfile.mkdtemp(prefix="repaired-", dir=job.folder)) / "model.onnx",
+            proof=proof if isinstance(proof, Proof) else None,
             max_drop=limit,
             effort=self.effort,
             fixed_fields=self.chosen,
             engine=built.artifact.plugin,
-            proof=proof if isinstance(proof, Proof) else None,
         )

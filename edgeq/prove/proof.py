@@ -115,9 +115,8 @@ class Repair:
         max_drop: the allowed loss as a fraction.
         basis: "labels", "answers" (those of the float model) or "noise". For "noise", the loss is the noise power of
             the worst output divided by its signal power.
-        plain: the upper bound of the plain build's loss on other samples (see `Assessment.bound`). It is never less
-            than the loss on these samples. For "noise", it is the noise on these samples.
-        loss: the same bound for the chosen build.
+        plain: the loss to expect of the plain build, at least that on the samples; for "noise", the noise on them.
+        loss: the same for the chosen build.
         chosen: what was changed in the chosen build in comparison with the plain build.
         steps: all builds, in the order in which they were tried.
         noisiest: the layers that add most noise, if the target has no float and the chosen build loses too much.
@@ -157,7 +156,7 @@ class Repair:
             return "no noise" if loss <= 0 else f"{0 - 10 * math.log10(loss):.1f} dB SQNR"
         if self.basis == "answers":
             return f"{100 * max(loss, 0.0):.1f} % of float32's answers lost"
-        return f"up to {100 * loss:.2f} points of loss"
+        return f"{100 * loss:.2f} points of loss"
 
     def __record__(self) -> dict[str, Any]:
         return {**{f.name: getattr(self, f.name) for f in fields(self)}, "met": self.met, "sentence": self.sentence}

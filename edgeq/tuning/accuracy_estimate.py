@@ -160,7 +160,7 @@ def assess(
     figures: dict[str, Any] = {
         "samples": compared.samples,
         "complete": complete,
-        "basis": _name_basis(labels[0] if labels else None, loss_kind),
+        "basis": name_basis(labels[0] if labels else None, loss_kind),
         "sqnr_db": compared.least_db,
         "cosine": min((o.least_cosine for o in compared.outputs if o.compared), default=0.0),
         "disagreement": regret.changed / regret.rows if regret else None,
@@ -195,7 +195,8 @@ def assess(
     return Assessment(**figures, drop=drop, low=0.0, high=1.0, expected=drop)
 
 
-def _name_basis(task: Task | None, loss_kind: LossKind) -> Basis:
+def name_basis(task: Task | None, loss_kind: LossKind) -> Basis:
+    """Return the name of what a loss is measured by."""
     if task is not None:
         return "answers" if isinstance(task, FloatAnswers) else "labels"
     return "noise" if loss_kind == "noise" else "agreement"

@@ -23,7 +23,6 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from edgeq.backends.base import backend_named
 from edgeq.data.samples import spread_over
@@ -31,19 +30,21 @@ from edgeq.errors import UsageError
 from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import worst_db
+from edgeq.measure.task import Task
 from edgeq.model.macs import node_macs
 from edgeq.prove.job import Built, Job
-from edgeq.prove.proof import INT8, Proof, Repair, RepairStep
+from edgeq.prove.proof import Proof, Repair, RepairStep
 from edgeq.prove.request import Effort
 from edgeq.run.engines import EngineChoice
 from edgeq.run.session import Engines
 from edgeq.scheme import ALL_NODES, Scheme
+from edgeq.tuning.accuracy_estimate import name_basis
 from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.float_layers import EIGHT_BIT, EXCLUDE, LayerRanking, find_affordable
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.judge import build_and_assess
 from edgeq.tuning.local import LocalEvaluator
-from edgeq.tuning.measurements import Assessment, Basis
+from edgeq.tuning.measurements import Assessment
 from edgeq.tuning.pace import Pace
 from edgeq.tuning.recover.methods import recoveries
 from edgeq.tuning.sentences import describe_allowed_loss, describe_loss
@@ -86,20 +87,20 @@ def repair(
     scheme: Scheme,
     destination: Path,
     *,
+    proof: Proof | None,
     max_drop: float,
     effort: Effort,
     fixed_fields: Collection[str] = (),
     engine: EngineChoice | None = None,
-    proof: Proof | None = None,
 ) -> tuple[Built | None, Repair | None]:
     """Find a replacement for the plain build of `scheme`, and build it at `destination`. Return the new build with a
     record of what was tried.
 
     Args:
+        proof: the proof of the plain build; None if its outputs are not finite.
         max_drop: the allowed loss, as a fraction.
         fixed_fields: fields of the scheme that the user has set; they stay as they are.
         engine: the engine that runs the build; None means onnxruntime's own kernels.
-        proof: the proof of the plain build, which then is not measured again; None if its outputs are not finite.
 
     Returns:
         (the build, or None if the plain build is the best; the record, or None if the plain build loses no more than is
@@ -108,6 +109,12 @@ def repair(
     Raises:
         EdgeqError: a stage of the repair fails.
     """
+    assessment = _read_assessment(proof, job.task)
+    if assessment.bound <= max_drop:
+        return None, None
+    job.progress.note(
+        f"{PLAIN} {describe_loss(assessment)}; {describe_allowed_loss(assessment, max_drop)}: trying to repair it"
+    )
     if effort != "thorough":
         job = _limit_samples(job)
     # The folder is next to the prepared model, because an artifact may refer to files there until the job ends.
@@ -116,15 +123,6 @@ def repair(
     with Engines(keep=True) as engines:
         evaluator = LocalEvaluator(
             job, target, workdir, task=job.task, counts=True, repairs=True, engines=engines, progress=job.progress
-        )
-        if proof is not None and proof.samples == evaluator.total:
-            assessment = _read_assessment(proof)
-        else:
-            assessment = evaluator.assess([plain], evaluator.total)[plain.name]
-        if assessment.bound <= max_drop:
-            return None, None
-        job.progress.note(
-            f"{PLAIN} {describe_loss(assessment)}; {describe_allowed_loss(assessment, max_drop)}: trying to repair it"
         )
         trials = Trials(evaluator, Goal(max_drop=max_drop, strict=True), BudgetClock(None), job.progress, _PACE)
         attempts = _Attempts(trials, plain, assessment, _BUILDS[effort])
@@ -152,20 +150,15 @@ def repair(
     return built, record
 
 
-def _read_assessment(proof: Proof) -> Assessment:
-    """Return the loss of the plain build that its proof measured."""
-    figures: dict[str, Any] = {
-        "samples": proof.samples,
-        "complete": True,
-        "sqnr_db": proof.agreement.least_db,
-        "metrics": proof.accuracy[INT8].metrics if proof.accuracy else {},
-    }
-    if proof.drop is None:
-        noise = 10 ** (-worst_db(proof.agreement) / 10)
-        return Assessment(**figures, basis="noise", drop=noise, low=noise, high=noise, expected=noise)
-    low, high = proof.drop_interval or (proof.drop, proof.drop)
-    basis: Basis = "labels" if proof.labelled else "answers"
-    return Assessment(**figures, basis=basis, drop=proof.drop, low=low, high=high, expected=proof.drop)
+def _read_assessment(proof: Proof | None, task: Task | None) -> Assessment:
+    """Return the loss of the plain build that its proof measured. Without a proof, everything is lost."""
+    basis = name_basis(task, "noise")
+    if proof is None:
+        return Assessment(0, True, basis, drop=1.0, low=1.0, high=1.0, expected=1.0)
+    drop = 10 ** (-worst_db(proof.agreement) / 10) if proof.drop is None else proof.drop
+    low, high = proof.drop_interval or (drop, drop)
+    sqnr_db = proof.agreement.least_db
+    return Assessment(proof.samples, True, basis, drop=drop, low=low, high=high, expected=drop, sqnr_db=sqnr_db)
 
 
 class _Attempts:

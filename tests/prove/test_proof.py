@@ -131,7 +131,7 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
         ),
         (
             {"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.87)}, "repair": REPAIRED},
-            "falls from 90.00 % to 87.00 %: repaired: recovery: up to 20.00 points of loss before, up to 3.00 "
+            "falls from 90.00 % to 87.00 %: repaired: recovery: 20.00 points of loss before, 3.00 "
             "points of loss now; 1.00 points allowed (2 builds compared)",
         ),
         ({"agreement": agreement(17.0, 0.93, 100), "accuracy": {}}, "another top-1 than float32 in 7 of 100 samples"),
