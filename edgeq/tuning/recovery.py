@@ -163,8 +163,8 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
         )
         return build_and_assess(trials, candidate, "exclusion", base.name).loss
 
-    limits = {"headroom": headroom, "hopeless": trials.pace.hopeless * max_drop}
-    select_float_layers(ranking, loss, max_drop, trials.deadline.passed, **limits)
+    hopeless = trials.pace.hopeless * max_drop
+    select_float_layers(ranking, loss, max_drop, trials.deadline.passed, headroom=headroom, hopeless=hopeless)
 
 
 def _select_bases(trials: Trials) -> list[Trial]:

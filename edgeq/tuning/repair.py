@@ -127,7 +127,8 @@ def repair(
         trials = Trials(evaluator, Goal(max_drop=max_drop, strict=True), BudgetClock(None), job.progress, _PACE)
         attempts = _Attempts(trials, plain, assessment, _BUILDS[effort])
         _try_changes(attempts, job, target, effort, fixed_fields)
-        best, noisiest = attempts.best, ()
+        best = attempts.best
+        noisiest: tuple[str, ...] = ()
         closest, loss = (plain, assessment.bound) if best is None else (best.candidate, best.loss)
         if loss > max_drop and target.profile.integer_only:
             ranking = evaluator.rank(closest, headroom=1.0, seconds=math.inf)
