@@ -113,6 +113,17 @@ def test_with_labels_accuracy_is_kept() -> None:
     assert proof.accuracy[INT8].value >= 0.98
 
 
+@pytest.mark.parametrize(("effort", "builds"), [("quick", 1), ("default", 3), ("thorough", 8)])
+def test_the_effort_limits_the_builds(weights: tuple[np.ndarray, np.ndarray], effort: Any, builds: int) -> None:
+    first, second = weights
+    second[1:] = second[0] * (1 + 1e-4 * second[1:])  # 8 bits cannot represent the differences that decide
+    write(first, second)
+    repair = quantized(effort=effort, **LABELLED).proof.repair
+    assert repair is not None
+    assert 1 <= len(repair.steps) <= builds
+    assert repair.steps[0].int8_mac_share == 1.0, "the first build costs no speed"
+
+
 def test_an_insufficient_repair_is_written_or_refused(weights: tuple[np.ndarray, np.ndarray]) -> None:
     first, second = weights
     second[1:] = second[0] * (1 + 1e-4 * second[1:])  # 8 bits cannot represent the differences that decide
