@@ -1,12 +1,10 @@
 """Find the layers whose weights or range cause the error of the outputs, and the nodes to keep in float.
 
-There are three steps. Each step considers fewer layers, with more effort:
+There are two steps. The second considers fewer layers, with more effort:
 
-- The figures of all layers show the noise that each layer adds itself.
-- Two rankings of this noise give candidates. One ranks layers by the size of their noise, the other by its contribution
-  to the outputs' noise.
-- For each candidate, edgeq measures the effect of this layer's error alone on the outputs (`LayerPair.output_effects`).
-  This effect decides.
+- Gradients predict the noise that the error of each layer causes at the outputs (`LayerPair.output_noise`).
+- For the noisiest layers, edgeq measures the effect of this layer's error alone on the outputs
+  (`LayerPair.output_effects`). This effect decides.
 """
 
 from __future__ import annotations
@@ -50,23 +48,6 @@ class ErrorSource:
     cause: Cause
     reason: str
     exclude: tuple[str, ...]
-
-
-def rank_candidates(activations: Sequence[ActivationComparison], outputs: Iterable[str], limit: int) -> tuple[str, ...]:
-    """Return the names of at most `limit` tensors whose layers may cause the error, in order of execution.
-
-    Args:
-        outputs: names of the graph outputs.
-    """
-    added_noise = {a.name: a.noise.added for a in activations}
-    traced = _trace_noise(activations, added_noise, frozenset(outputs))
-    rankings = [sorted((n for n in by if by[n] > 0), key=lambda n: -by[n]) for by in (added_noise, traced)]
-    ranked: dict[str, None] = {}
-    # The rankings alternate, so that each contributes half of the candidates.
-    for pair in itertools.zip_longest(*rankings):
-        ranked.update(dict.fromkeys(name for name in pair if name is not None))
-    selected = set(itertools.islice(ranked, limit))
-    return tuple(a.name for a in activations if a.name in selected)
 
 
 def find_error_sources(
@@ -116,32 +97,6 @@ def list_node_sets(
 def list_excluded_nodes(error_sources: Iterable[ErrorSource]) -> tuple[str, ...]:
     """Return the nodes of all error sources, each once. The nodes of the worst error source come first."""
     return tuple(dict.fromkeys(node for error_source in error_sources for node in error_source.exclude))
-
-
-def _trace_noise(
-    activations: Sequence[ActivationComparison], added_noise: Mapping[str, float], outputs: frozenset[str]
-) -> dict[str, float]:
-    """Trace the noise of the outputs back to the layers, and return each layer's part.
-
-    The noise that reaches a layer is divided. The layer itself keeps the share that its own noise has in its
-    accumulated noise. The rest goes to the tensors that it reads, in proportion to their noise.
-    """
-    accumulated = {a.name: noise_ratio(a.accumulated) for a in activations}
-    read_names = {name for a in activations for name in a.reads}
-    attributed = {
-        a.name: accumulated[a.name] if a.name in outputs or a.name not in read_names else 0.0 for a in activations
-    }
-    layer_parts = {}
-    # From the outputs back, because a tensor's part is complete only when all of its readers have passed theirs on.
-    for a in reversed(activations):
-        total = accumulated[a.name]
-        sources = {name: accumulated[name] for name in a.reads if accumulated.get(name, 0.0) > 0}
-        # Errors may cancel, so the noise of a layer may exceed what accumulates.
-        share = min(1.0, added_noise[a.name] / total) if total > 0 else 0.0
-        layer_parts[a.name] = attributed[a.name] * (share if sources else 1.0)
-        for name, part in sources.items():
-            attributed[name] += (attributed[a.name] - layer_parts[a.name]) * part / sum(sources.values())
-    return layer_parts
 
 
 def _noise_share(effect: Agreement, outputs: Agreement) -> float:

@@ -8,10 +8,10 @@ activations:
     collect_activations   the values of these tensors, one sample at a time
     match_activations     pairs of tensors and activations (`compare_activations` measures the difference)
 
-`compare_layers` runs all four. `output_effects` measures the effect of each layer's error alone on the outputs.
-Both run on a `LayerPair`, which contains the two models, whole and cut into layers. The input of each layer is the
-float model's tensor, or that tensor rounded. Three figures for each tensor distinguish layers that cause errors from
-layers that inherit them:
+`compare_layers` runs all four. `output_effects` measures the effect of each layer's error alone on the outputs, and
+`LayerPair.output_noise` predicts it for all layers at once. Both run on a `LayerPair`, which contains the two models,
+whole and cut into layers. The input of each layer is the float model's tensor, or that tensor rounded. Three figures
+for each tensor distinguish layers that cause errors from layers that inherit them:
 
     accumulated   the tensor when the whole quantized model runs: all errors so far
     layer         the integer layer's result on the float model's inputs: the error of this layer
@@ -32,17 +32,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Unpack
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.data.samples import Sample, Samples
+from edgeq.data.samples import Sample, Samples, spread_over
 from edgeq.errors import DataError
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.comparison import OutputSums
-from edgeq.measure.error_sources import ErrorSource, find_error_sources, rank_candidates
+from edgeq.measure.error_sources import ErrorSource, find_error_sources
 from edgeq.measure.inference import Outputs, infer
 from edgeq.measure.layer_cuts import (
     add_disturbances,
@@ -55,6 +55,8 @@ from edgeq.measure.layer_cuts import (
 from edgeq.measure.layer_noise import ActivationComparison, ActivationSums, LayerArrays
 from edgeq.measure.match_activations import ActivationMatch, find_exact_readers, match_activations
 from edgeq.measure.match_weights import WeightComparison, WeightMatch, compare_weights, match_weights, weight_values
+from edgeq.measure.sensitivity import SAMPLES as PROBED
+from edgeq.measure.sensitivity import Place, ProbeOptions, change_power, follow_gradients
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.memory import partitions, tensor_sizes
 from edgeq.model.parts import with_outputs
@@ -88,8 +90,6 @@ MEMORY = 2**29
 # integers and in float, the rounded input, and one copy in float64, which counts twice.
 _COPIES = 7
 _FLOAT_TYPES: Mapping[str, type[np.floating[Any]]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-# Number of tensors to try for each error source that may be named at the end.
-_CANDIDATES = 4
 # Number of samples for each of these tensors. If there is an effect on the outputs, a few samples show it.
 _FOLLOWED = 4
 
@@ -139,17 +139,6 @@ class LayerComparison:
     samples: int
 
 
-class Accumulator(Protocol):
-    """Accumulate the differences of outputs over samples."""
-
-    def update(self, reference: Outputs, candidate: Outputs) -> None:
-        """Add one sample: the outputs by name, once without and once with the disturbance."""
-        ...
-
-
-T = TypeVar("T", bound=Accumulator)
-
-
 class LayerPair:
     """Pair a float model with its quantized form, whole and cut into layers.
 
@@ -197,7 +186,7 @@ class LayerPair:
         self.float_layers = Loadable.of(cut_layers(float_graph, counterparts, self.exact))
         self.layers = GraphIndex(cut_layers(quantized_graph, self.matches))
         self.entries = {entry_name(match): (match, False) for match in self.matches}
-        # If all tensors fit into the memory, `group_effects` uses these sessions again.
+        # If all tensors fit into the memory, `_errors` uses these sessions again.
         self._whole_runs: LayerRuns | None = None
         pairs = list(zip(counterparts, self.matches, strict=True))
         self.float_entries = {entry_name(counterpart): (match, True) for counterpart, match in pairs}
@@ -293,7 +282,7 @@ class LayerPair:
         computes this tensor.
 
         This takes one run of the float model for each layer and sample. Layers without an error on the samples are left
-        out.
+        out. `output_noise` ranks all layers for much less.
 
         Args:
             names: the tensors to disturb.
@@ -302,70 +291,94 @@ class LayerPair:
         Raises:
             DataError: a model refuses a sample.
         """
-        groups = {match.name: (match.name,) for match in self.matches if match.name in names}
-        sums_by_name = self.group_effects(groups, samples, OutputSums, count=count)
-        return {name: sums.result() for name, (sums,) in sums_by_name.items()}
+        followed = [m for m in self.matches if m.name in names and m.name not in self.float_graph.captured]
+        if not followed or not len(samples):
+            return {}
+        # One session with an input for every disturbance serves all tensors.
+        disturbed = _Disturbed(self, [match.name for match in followed])
+        effects: dict[str, OutputSums] = {}
+        with self.progress.stage(
+            "Following errors to the outputs", min(count, len(samples)) * len(followed)
+        ) as advance:
+            for sample, errors in self._errors(followed, samples, count):
+                # The same session runs without errors, so that fusions are the same in both runs.
+                undisturbed = disturbed.run(sample, {})
+                for match in followed:
+                    given = {place: error for place, error in errors.items() if place[0] == match.name}
+                    # Without an error nothing changes, and a run of the float model takes time.
+                    if any(error.any() for error in given.values()):
+                        sums = effects.setdefault(match.name, OutputSums())
+                        sums.update(undisturbed, disturbed.run(sample, given))
+                    advance(1)
+        return {name: sums.result() for name, sums in effects.items()}
 
-    def group_effects(
-        self, groups: Mapping[str, Collection[str]], samples: Samples, accumulator: Callable[[], T], *, count: int
-    ) -> dict[str, tuple[T, ...]]:
-        """Compare the float model's outputs with and without errors, for groups of tensors. The errors of all tensors
-        of a group are added at the same time.
+    def output_noise(self, samples: Samples, **options: Unpack[ProbeOptions]) -> dict[str, float]:
+        """Predict the noise at the float model's outputs from the error of each layer, by gradients
+        (`edgeq.measure.sensitivity`).
 
         Args:
-            groups: group → its tensors. A tensor can be in only one group.
-            accumulator: function that returns a new accumulator for the differences of one group.
-            count: number of samples, evenly spread.
+            options: see `follow_gradients`.
 
         Returns:
-            Accumulators by group. If the tensors of a group do not fit into the memory together, the group has several
-            accumulators, each for a part of the tensors. Groups without errors are left out.
+            Tensor → noise power divided by signal power, if only the layer that computes this tensor has its error.
+            Noises add up. The tensors that bodies of If, Loop and Scan read, and those on which no output depends, are
+            left out.
+
+        Raises:
+            DataError: there are no samples, or a model refuses one.
         """
-        group_of = {name: group for group, names in groups.items() for name in names}
-        places = {group: place for place, group in enumerate(groups)}
-        connected = [m for m in self.matches if m.name in group_of and m.name not in self.float_graph.captured]
-        # The tensors of a group become neighbours, so that one part contains them all if the memory allows.
-        ordered = sorted(connected, key=lambda match: places[group_of[match.name]])
-        first_sample = next(iter(samples), None)
-        if not ordered or first_sample is None:
-            return {}
-        # One session with an input for every disturbance serves all groups.
-        disturbed = _Disturbed(self, [match.name for match in ordered])
-        accumulators: dict[str, list[T]] = {}
-        with self.progress.stage("Following errors to the outputs", min(count, len(samples)) * len(ordered)) as advance:
-            for part in self.parts(ordered, first_sample) if self._whole_runs is None else [ordered]:
-                runs = self._whole_runs or LayerRuns(self, part)
-                tensors: dict[str, list[str]] = {}
-                for match in part:
-                    tensors.setdefault(group_of[match.name], []).append(match.name)
-                sums: dict[str, T] = {}
-                for sample in _pick_spread(samples, count):
-                    layer_arrays = runs.run(sample)
-                    # The same session runs without errors, so that fusions are the same in both runs.
-                    undisturbed = disturbed.run(sample, {})
-                    for group, names in tensors.items():
-                        errors = {
-                            entry: e for name in names for entry, e in disturbed.errors(layer_arrays, name).items()
-                        }
-                        # Without an error nothing changes, and a run of the float model takes time.
-                        if any(error.any() for error in errors.values()):
-                            sums.setdefault(group, accumulator()).update(undisturbed, disturbed.run(sample, errors))
-                        advance(len(names))
-                for group, total in sums.items():
-                    accumulators.setdefault(group, []).append(total)
-        return {group: tuple(parts) for group, parts in accumulators.items()}
+        followed = [match for match in self.matches if match.name not in self.float_graph.captured]
+        noise: dict[str, float] = {}
+        options = {"settings": self.settings, "progress": self.progress, **options, "apart": self.exact}
+        followers = follow_gradients(self.float_graph, [match.name for match in followed], samples, **options)
+        pairs = zip(followers, self._errors(followed, samples, options.get("count", PROBED)), strict=True)
+        for gradients, (_, errors) in pairs:
+            for slopes in gradients.probe():
+                for name in {name for name, _ in slopes}:
+                    # Readers before and after the rounding get errors that agree in part, so they add up first.
+                    places = [place for place in ((name, False), (name, True)) if place in slopes and place in errors]
+                    power = change_power([slopes[place] for place in places], [errors[place] for place in places])
+                    noise[name] = noise.get(name, 0.0) + power
+        return noise
+
+    def _errors(
+        self, matches: Sequence[ActivationMatch], samples: Samples, count: int
+    ) -> Iterator[tuple[Sample, dict[Place, NDArray[np.float32]]]]:
+        """Yield, for each of `count` samples, the error of the layer alone that computes each tensor.
+
+        A tensor in `exact` has two errors: that of the readers before the rounding (True), and that of all others. An
+        element is 0 if the difference is NaN or infinite, for example because of a mask.
+        """
+        tensors_exact = {tensor for tensor, _ in self.exact}
+        runs: list[LayerRuns] = []
+        for sample in spread_over(samples, count):
+            if not runs:
+                whole = self._whole_runs
+                parts = self.parts(matches, sample) if whole is None else []
+                runs = [LayerRuns(self, part) for part in parts] if whole is None else [whole]
+            errors: dict[Place, NDArray[np.float32]] = {}
+            for layer_arrays in (run.run(sample) for run in runs):
+                for match in matches:
+                    if match.name in layer_arrays.alone:
+                        exact = layer_arrays.from_rounded[match.name]
+                        errors[match.name, False] = _difference(layer_arrays.alone[match.name], exact)
+                        if match.name in tensors_exact:
+                            errors[match.name, True] = _difference(layer_arrays.raw[match.name], exact)
+            yield sample, errors
 
     def attribute_error(
         self, comparison: LayerComparison, outputs: Agreement, samples: Samples, *, limit: int = 10
     ) -> tuple[LayerComparison, tuple[ErrorSource, ...]]:
-        """Follow the errors of the layers that may be error sources to the outputs, one layer at a time.
+        """Follow the errors of the layers that may be error sources to the outputs, one layer at a time. Gradients
+        choose these layers.
 
         Return the comparison with these effects added, and at most `limit` error sources, the worst first.
 
         Args:
             outputs: agreement of the whole quantized model's outputs, on the graph as written.
         """
-        likely = rank_candidates(comparison.activations, self.float_graph.outputs, _CANDIDATES * limit)
+        noise = self.output_noise(samples)
+        likely = sorted((name for name in noise if noise[name] > 0), key=lambda name: -noise[name])[:limit]
         effects = self.output_effects(likely, samples, count=_FOLLOWED)
         activations = tuple(replace(a, effect=effects.get(a.name)) for a in comparison.activations)
         comparison = replace(comparison, activations=activations)
@@ -482,35 +495,21 @@ class _Disturbed:
         # A zero without axes can be added to a tensor of any shape.
         self._zeros = {entry: np.zeros((), types[entry]) for entry in entries if entry in types}
 
-    def run(self, sample: Sample, errors: Mapping[str, NDArray[Any]]) -> Outputs:
-        """Return the float model's outputs for one sample, by name, with `errors` added to its tensors."""
-        fed = replace(sample, inputs={**sample.inputs, **self._zeros, **errors})
+    def run(self, sample: Sample, errors: Mapping[Place, NDArray[Any]]) -> Outputs:
+        """Return the float model's outputs for one sample, by name, with `errors` added to its tensors. Each error is
+        for a tensor, and for the readers before its rounding (True) or for all others.
+        """
+        entries = {(exact_disturbance_name if apart else disturbance_name)(n): e for (n, apart), e in errors.items()}
+        added = {entry: e.astype(self._zeros[entry].dtype) for entry, e in entries.items() if entry in self._zeros}
+        fed = replace(sample, inputs={**sample.inputs, **self._zeros, **added})
         outputs = infer(self._session, fed, model="the float model")
         return {self._outputs[name]: values for name, values in outputs.items()}
 
-    def errors(self, layers: LayerArrays, tensor: str) -> dict[str, NDArray[Any]]:
-        """Return the error to add at `tensor`, by the names of the disturbance inputs.
 
-        It is the error of this layer alone. An element is 0 if the difference is NaN or infinite, for example because
-        of a mask.
-        """
-        errors = {}
-        layer_results = {
-            disturbance_name(tensor): layers.alone[tensor],
-            exact_disturbance_name(tensor): layers.raw[tensor],
-        }
-        for entry, values in layer_results.items():
-            if entry in self._zeros:
-                with np.errstate(invalid="ignore"):
-                    difference = np.asarray(values - layers.from_rounded[tensor])
-                errors[entry] = np.where(np.isfinite(difference), difference, 0).astype(self._zeros[entry].dtype)
-        return errors
-
-
-def _pick_spread(samples: Samples, count: int) -> Iterator[Sample]:
-    total = len(samples)
-    positions = {position * total // count for position in range(count)} if total > count else set(range(total))
-    return (sample for position, sample in enumerate(samples) if position in positions)
+def _difference(values: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(invalid="ignore"):
+        difference = np.asarray(values - exact, np.float32)
+    return np.where(np.isfinite(difference), difference, np.float32(0))
 
 
 def _real_rows(sample: Sample) -> Callable[[NDArray[Any]], NDArray[Any]]:

@@ -1,31 +1,34 @@
 """Rank the layers, tensors or products of a candidate in the order in which to give them more precision. The method
 depends on the candidate.
 
-The noise of a tensor or product is the noise at the outputs if nothing else is rounded, in the float model on this
-machine's kernels. A simulator of the hardware would take a thousand times as long for the same result.
+The noise of a tensor or product is the noise at the outputs if nothing else is rounded, as gradients of the float
+model predict it (`edgeq.measure.sensitivity`). A simulator of the hardware would take a thousand times as long.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
+from edgeq_device.measure.basis import EVERYTHING, Basis
+from numpy.typing import NDArray
 
 from edgeq.calibration.ranges import Range
+from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, one_line
 from edgeq.hardware.target import Target
-from edgeq.model.edit import Editor, insert_behind, set_constant
-from edgeq.model.graph import is_op, name_of, only_reader, sizes
+from edgeq.measure.sensitivity import rank_noise
+from edgeq.model.graph import GraphIndex, constant_values, is_op, name_of, only_reader, sizes
 from edgeq.model.int8_rules import int8_rules, quantizable_operators
 from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
-from edgeq.model.quant_params import QuantParams
-from edgeq.model.sessions import open_in_memory
+from edgeq.model.quant_params import Grid
 from edgeq.prove.job import Built, Job
 from edgeq.quantization.block_products import block_products, read_blocks
 from edgeq.run.session import Engines
@@ -33,7 +36,6 @@ from edgeq.tuning.accuracy import AccuracyMeter
 from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.candidate_builder import CandidateBuilder
 from edgeq.tuning.float_layers import WIDE, LayerRanking, MacCosts, RankedLayer, rank_by_probing
-from edgeq.tuning.recover.layer_noise import SAMPLES as FOLLOWED
 from edgeq.tuning.recover.layers import find_layers
 from edgeq.tuning.recover.static_ranking import rank_static
 from edgeq.tuning.sessions import model_to_judge, open_once
@@ -42,9 +44,6 @@ from edgeq.util.display import Progress
 
 SCREENED = 8
 """Number of samples on which candidates are screened and noise is measured."""
-# If speed is counted and a model has more multiply-accumulates than this, its noise is traced on one sample only,
-# because a repair must not take long.
-_LARGE_MACS = 100_000_000
 # A value before one of these is quantized with the range of the clipped result.
 _CLIPPING = ("Relu", "Clip")
 
@@ -86,26 +85,21 @@ class LayerRanker:
                     candidate.recoveries,
                     profiled=candidate.engine is None,
                     timed=not self.counts,
-                    count=self._followed,
                     progress=self.progress,
                 )
             # The batch or the names may differ, because not every target's model has the same tensors.
             except EdgeqError as error:
                 self.progress.note(f"layers are ranked by building, not by tensors: {one_line(error, most=200)}")
 
-        def noise_of(session: Any) -> float:
-            """Return the noise power over the signal power of an open session, on the samples for screening."""
-            return self.accuracy.measure_noise(session, SCREENED, model=candidate.name)
-
-        model, half = self.job.prepared.model, BudgetClock(seconds / 2).passed
+        model, samples, basis = self.job.prepared.model, self.accuracy.samples, self.job.basis
         if scheme.mode == "weight-only" and scheme.weight_bits < 8:
             with self.progress.stage("ranking products"):
-                return rank_products(model, read_model(built.artifact.model), noise_of, half)
+                return rank_products(model, read_model(built.artifact.model), samples, basis)
         if WIDE in self.target.profile.search:
             if candidate.recoveries:
                 model = recoverer.ranged(scheme, candidate.recoveries).prepared.model
             with self.progress.stage("ranking tensors"):
-                return rank_tensors(model, built.ranges, noise_of, half)
+                return rank_tensors(model, built.ranges, samples, basis)
         macs = self._quantized_macs(candidate, built)
         # One layer leaves no choice, and if even the cheapest layer costs too much, no measurement helps.
         if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
@@ -117,12 +111,6 @@ class LayerRanker:
                 return self._noise_alone(candidate, nodes, macs)
 
             return rank_by_probing(macs, noise, BudgetClock(seconds).passed, singly=self.counts and not self.by_tensors)
-
-    @property
-    def _followed(self) -> int:
-        """Return the number of samples on which the noise of each layer is traced to the outputs."""
-        large = sum(node_macs(self.job.prepared.model).values()) > _LARGE_MACS
-        return 1 if self.counts and large else FOLLOWED
 
     def _quantized_macs(self, candidate: Candidate, built: Built) -> dict[str, int]:
         """Return, in execution order, the multiply-accumulates of the int8 layers that may be kept in float."""
@@ -151,19 +139,18 @@ class LayerRanker:
                 return self.accuracy.measure_noise(session, SCREENED, model=probe.name)
 
 
-def rank_products(
-    model: ir.Model, quantized: ir.Model, noise_of: Callable[[Any], float], expired: Callable[[], bool]
-) -> LayerRanking:
+def rank_products(model: ir.Model, quantized: ir.Model, samples: Samples, basis: Basis = EVERYTHING) -> LayerRanking:
     """Rank the products of a 4-bit model in the order in which to give them 8 bits.
 
     Args:
         model: the prepared float model.
         quantized: the same model with its products in blocks of 4 bits.
-        noise_of: a function that returns noise power over signal power at the outputs of an open session.
-        expired: a function that returns whether to stop measuring. Products that were not measured come last.
+        samples: samples to take a few of.
+        basis: what counts at the outputs.
     """
     products = block_products(quantized)
-    layers: list[RankedLayer] = []
+    weights: dict[str, NDArray[np.float32]] = {}
+    outputs: dict[str, str] = {}
     costs: dict[str, int] = {}
     for layer in find_layers(model):
         if layer.name not in products:
@@ -172,36 +159,46 @@ def rank_products(
         # A product that has 8 bits already cannot get more.
         if blocks.bits == 8:
             continue
-        changed = model.clone()
-        weight = changed.graph.initializers[layer.weight]
-        set_constant(weight, layer.unrows(blocks.matrix().T))
-        noise = 0.0 if expired() else noise_of(open_in_memory(changed))
-        layers.append(RankedLayer(layer.name, (layer.name,), noise))
+        exact = constant_values(model.graph.initializers[layer.weight])
+        weights[layer.weight] = layer.unrows(blocks.matrix().T) - exact
+        outputs[layer.name] = layer.output
         costs[layer.name] = blocks.integers.size // 2
+    noises = rank_noise(GraphIndex(model), {}, samples, weights=weights, basis=basis) if weights else {}
+    layers = [
+        RankedLayer(name, (name,), noises[output].weights if output in noises else 0.0)
+        for name, output in outputs.items()
+    ]
     return _rank_by_worth(layers, costs, "eight_bit")
 
 
 def rank_tensors(
-    model: ir.Model, ranges: Mapping[str, Range], noise_of: Callable[[Any], float], expired: Callable[[], bool]
+    model: ir.Model, ranges: Mapping[str, Range], samples: Samples, basis: Basis = EVERYTHING
 ) -> LayerRanking:
     """Rank nodes by which output to raise to 16 bits first, for hardware that computes in 8 or 16 bits.
 
     Args:
         model: the prepared float model.
         ranges: ranges of its quantized tensors.
-        noise_of, expired: see `rank_products`.
+        samples, basis: see `rank_products`.
     """
+    grid = Grid(ir.DataType.UINT8, symmetric=False)
+    makers = {
+        name_of(node.outputs[0]): node
+        for node in model.graph
+        if name_of(node.outputs[0]) in ranges
+        and node.outputs[0].dtype in (None, ir.DataType.FLOAT)
+        and not _is_clipped(node.outputs[0])
+    }
+    forms = {tensor: [grid.params(ranges[tensor].low, ranges[tensor].high)] for tensor in makers}
+    noises = rank_noise(GraphIndex(model), forms, samples, basis=basis)
     layers: list[RankedLayer] = []
     costs: dict[str, int] = {}
-    for node in model.graph:
-        name, tensor = str(node.name), name_of(node.outputs[0])
-        unknown = tensor not in ranges or node.outputs[0].dtype not in (None, ir.DataType.FLOAT)
-        if unknown or _is_clipped(node.outputs[0]):
-            continue
+    for tensor, node in makers.items():
+        name = str(node.name)
         costs[name] = prod(sizes(node.outputs[0]) or (1,))
-        noise = 0.0 if expired() else noise_of(open_in_memory(_round_tensor(model, tensor, ranges[tensor])))
         source = node.inputs[0] if is_op(node, *_CLIPPING) and node.inputs else None
         maker = source.producer() if source is not None and _is_clipped(source) else None
+        noise = noises[tensor].forms[0] if tensor in noises else 0.0
         layers.append(RankedLayer(name, (name,) if maker is None else (str(maker.name), name), noise))
     return _rank_by_worth(layers, costs, WIDE)
 
@@ -220,15 +217,3 @@ def _is_clipped(value: ir.Value) -> bool:
     """
     reader = only_reader(value)
     return reader is not None and is_op(reader, *_CLIPPING)
-
-
-def _round_tensor(model: ir.Model, tensor: str, span: Range) -> ir.Model:
-    """Return `model` with one tensor rounded to 8 bits."""
-    changed = model.clone()
-    editor = Editor(changed)
-    value = next(value for node in changed.graph for value in node.outputs if value.name == tensor)
-    params = QuantParams.from_range(span.low, span.high, ir.DataType.UINT8)
-    quantized = editor.quantize(value, params, f"{tensor}/rounded")
-    insert_behind(value, quantized, editor.dequantize(quantized, params, f"{tensor}/restored"), f"{tensor}/exact")
-    changed.graph.sort()
-    return changed

@@ -12,8 +12,8 @@ from edgeq.backends.cpu import CpuBackend
 from edgeq.measure.accuracy import compare_sessions
 from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.debug import debug
-from edgeq.measure.error_sources import find_error_sources, list_excluded_nodes, rank_candidates
-from edgeq.measure.layers import compare_layers
+from edgeq.measure.error_sources import find_error_sources, list_excluded_nodes
+from edgeq.measure.layers import LayerPair, compare_layers
 from edgeq.run.session import open_session
 from edgeq.util.records import plain
 from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all, read_graph
@@ -121,22 +121,21 @@ def test_noise_is_charged_once(quantized: Quantized) -> None:
     assert noise["pw_out"].range > 0
 
 
-def test_candidates_are_few_and_in_order_of_execution(quantized: Quantized, tmp_path: Path) -> None:
+def test_the_layer_with_a_wide_range_is_the_noisiest(quantized: Quantized, tmp_path: Path) -> None:
     wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
-    reference = read_graph(quantized.prepared.path)
-    activations = compare_layers(reference, read_graph(wide), quantized.samples).activations
-    everything = rank_candidates(activations, reference.outputs, 100)
-    order = [a.name for a in activations]
-    assert list(everything) == sorted(everything, key=order.index)
-    assert rank_candidates(activations, reference.outputs, 1) == ("sum",)
-    assert len(rank_candidates(activations, reference.outputs, 3)) == 3
+    pair = LayerPair(read_graph(quantized.prepared.path), read_graph(wide))
+    noise = pair.output_noise(quantized.samples)
+    assert max(noise, key=lambda name: noise[name]) == "sum"
+    effect = pair.output_effects(["sum"], quantized.samples, count=2)["sum"]
+    assert 10 ** (-effect.sqnr_db / 10) == pytest.approx(noise["sum"], rel=1)
 
 
 def test_a_model_against_itself_has_no_error_sources(quantized: Quantized) -> None:
     reference = read_graph(quantized.prepared.path)
     comparison = compare_layers(reference, reference, quantized.samples)
     assert all(a.noise.added == 0 for a in comparison.activations)
-    assert rank_candidates(comparison.activations, reference.outputs, 10) == ()
+    noise = LayerPair(reference, reference).output_noise(quantized.samples)
+    assert set(noise.values()) == {0.0}
 
 
 def test_as_json(quantized: Quantized, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from edgeq.prove.checks import agreements, int8_share
 from edgeq.prove.job import Builder, Built, Job
 from edgeq.scheme import Scheme
 from edgeq.tuning.float_layers import REFINEMENTS, LayerRanking, RankedLayer, rank_by_probing, select_float_layers
-from edgeq.tuning.recover.layer_noise import SAMPLES as FOLLOWED
 from edgeq.tuning.recover.run import Recoverer, keep_better
 from edgeq.tuning.recover.static_ranking import rank_static
 from edgeq.tuning.recover.unit_costs import mac_costs
@@ -48,7 +47,6 @@ class FloatSearch:
         count: number of calibration samples to judge by.
         timed: whether the cost of layers in float comes from the runtime's profile. Otherwise, it is their
             multiply-accumulates, which are the same everywhere.
-        followed: number of samples on which the noise of each layer is traced to the outputs.
         sqnr_by_nodes: SQNR in dB of each set tried. A set contains the nodes that are in float in addition to the
             scheme's own.
     """
@@ -59,7 +57,6 @@ class FloatSearch:
     names: tuple[str, ...] = ()
     count: int = SAMPLES
     timed: bool = True
-    followed: int = FOLLOWED
     progress: Progress = SILENT
     sqnr_by_nodes: dict[frozenset[str], float] = field(default_factory=dict)
 
@@ -155,7 +152,6 @@ class FloatSearch:
                 self.scheme,
                 self.names,
                 timed=self.timed,
-                count=self.followed,
                 progress=self.progress,
             )
         # The batch or the names may differ, because not every target's model is a Q/DQ form of the float model.

@@ -1,17 +1,17 @@
 """Measure the noise that each unit of a float model causes at the outputs of the quantized model.
 
 The noise comes from one pass over a few samples, by the method of `edgeq.measure.layers`. Every layer of the quantized
-model gets the float model's tensors as inputs, so that only its own error remains. Then the float model runs once for
-each unit, with that unit's errors added where they arise. The change of the outputs is the unit's noise. Powers of
-independent errors add up, so a unit's noise is also the gain of keeping it in float. The alternative, to leave each
-layer out of quantization in turn, would need a build and a session for each.
+model gets the float model's tensors as inputs, so that only its own error remains. Gradients at the outputs then tell
+how much this error changes them (`edgeq.measure.sensitivity`). Powers of independent errors add up, so a unit's noise
+is also the gain of keeping it in float. The alternatives are a build for each unit that is left out of quantization,
+or a run of the float model for each unit with its errors added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,13 @@ from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples
 from edgeq.measure.inference import Outputs
 from edgeq.measure.layers import MEMORY, LayerPair
+from edgeq.measure.sensitivity import ProbeOptions
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_unchecked
 from edgeq.model.prepare import PreparedModel
 from edgeq.tuning.float_layers import RankedLayer
 from edgeq.tuning.recover.units import find_units
-from edgeq.util.display import SILENT, Progress
 
-SAMPLES = 4
 # Outputs with at least this many rows are compared by column, because a column may be a coordinate or a score.
 _ROWS = 64
 # If an element is not finite although the float model's element is, it counts as this many times the signal. No
@@ -40,30 +39,26 @@ def rank_layers(
     artifact: Artifact,
     samples: Samples,
     *,
-    count: int = SAMPLES,
     memory: int = MEMORY,
-    progress: Progress = SILENT,
+    **options: Unpack[ProbeOptions],
 ) -> tuple[RankedLayer, ...]:
     """Rank units of the float model by the noise that they cause in the quantized model, the noisiest first.
 
     Args:
         prepared: the float model that `artifact` was made from; the artifact may have any format.
-        count: number of samples to use, evenly spread.
         memory: bytes that fetched tensors may take at once.
+        options: what counts at the outputs, and how many samples and directions to use; see `follow_gradients`.
 
     Raises:
         DataError: a model refuses a sample.
     """
     settings = artifact.proof_settings()
     source, quantized = GraphIndex(prepared.model), GraphIndex(read_unchecked(artifact.proof_model))
-    pair = LayerPair(source, quantized, settings=settings, memory=memory, progress=progress)
+    pair = LayerPair(source, quantized, settings=settings, memory=memory)
     matched = {match.name for match in pair.matches}
-    units = find_units(prepared.model)
-    groups = {unit.name: [tensor for tensor in unit.tensors if tensor in matched] for unit in units}
-    matched_groups = {name: tensors for name, tensors in groups.items() if tensors}
-    effects = pair.group_effects(matched_groups, samples, ColumnNoise, count=count)
-    noise = {name: sum(part.noise for part in parts) for name, parts in effects.items()}
-    ranked = [RankedLayer(u.name, u.nodes, noise.get(u.name, 0.0)) for u in units if groups[u.name]]
+    noise = pair.output_noise(samples, **options)
+    units = [unit for unit in find_units(prepared.model) if not matched.isdisjoint(unit.tensors)]
+    ranked = [RankedLayer(u.name, u.nodes, sum(noise.get(tensor, 0.0) for tensor in u.tensors)) for u in units]
     return tuple(sorted(ranked, key=lambda r: -r.noise))
 
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from edgeq.prove.job import Job
 from edgeq.scheme import Scheme
 from edgeq.tuning.float_layers import LayerCosts, LayerRanking, QuietLayer, RankedLayer
-from edgeq.tuning.recover.layer_noise import SAMPLES, rank_layers
+from edgeq.tuning.recover.layer_noise import rank_layers
 from edgeq.tuning.recover.methods.split_gates import VALUE
 from edgeq.tuning.recover.run import Recoverer
 from edgeq.tuning.recover.unit_costs import mac_costs, measure_costs
@@ -35,7 +35,6 @@ def rank_static(
     *,
     profiled: bool = True,
     timed: bool = True,
-    count: int = SAMPLES,
     progress: Progress = SILENT,
 ) -> LayerRanking:
     """Rank the units of the job's own float model under `scheme` by noise per microsecond in float.
@@ -48,7 +47,6 @@ def rank_static(
             float32 although another engine's int8 kernels are twice as fast.
         timed: whether to time anything. If not, layers are ordered by noise per multiply-accumulate, as for a simulated
             model.
-        count: number of samples on which the noise of each unit is traced to the outputs.
 
     Raises:
         EdgeqError: the build, the ranking or the profile fails.
@@ -56,7 +54,7 @@ def rank_static(
     assert job.calibration is not None
     state = recoverer.state(scheme, names, recoverer.place() / "ranked.onnx", progress=progress)
     assert state.artifact is not None
-    ranked = rank_layers(state.prepared, state.artifact, job.calibration, count=count, progress=progress)
+    ranked = rank_layers(state.prepared, state.artifact, job.calibration, basis=job.basis, progress=progress)
     units = find_units(job.prepared.model)
     quantized = [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)]
     layers, work = drop_silent(merge_units(ranked, quantized)), mac_costs(units, job.prepared.model)

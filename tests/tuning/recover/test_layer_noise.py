@@ -21,6 +21,7 @@ from tests.tuning.recover.nets import SCHEME, FewSamples, Net, few, job_of, run,
 pytestmark = pytest.mark.usefixtures("exact_kernels")
 
 SHAPE = [1, 3, 12, 12]
+_PROBES = 24
 
 
 def _chain() -> ir.Model:
@@ -36,7 +37,9 @@ def _ranked(folder: Path, model: ir.Model, samples: FewSamples, form: str) -> tu
     job = job_of(model, folder, samples)
     state = Recoverer(job, target(), folder).state(SCHEME.replace(format=form), [], folder / "q.onnx")
     assert state.artifact is not None
-    return {r.name: r for r in rank_layers(job.prepared, state.artifact, samples, count=len(samples))}, state.artifact
+    # With many directions, the estimate's spread is small.
+    ranked = rank_layers(job.prepared, state.artifact, samples, count=len(samples), probes=_PROBES)
+    return {r.name: r for r in ranked}, state.artifact
 
 
 def _one_layer(model: ir.Model, quantized: onnx.ModelProto, unit: RankedLayer) -> ir.Model:
@@ -83,40 +86,39 @@ def _noise(model: ir.Model, other: ir.Model, samples: FewSamples) -> float:
 
 
 def test_noise_is_that_of_quantizing_one_layer_alone(tmp_path: Path) -> None:
-    """A layer's noise is nearly that of quantizing only this layer.
-
-    A small difference remains, because the errors are measured on inputs that are rounded themselves.
-    """
+    """A layer's noise is that of quantizing only this layer, to about 1 dB."""
     model, samples = _chain(), few(12, SHAPE)
     ranked, artifact = _ranked(tmp_path, model, samples, "QDQ")
     quantized = onnx.load(artifact.model)
     assert set(ranked) == {"first", "second", "third", "sum_Add", "last"}
     for found in ranked.values():
         alone = _noise(model, _one_layer(model, quantized, found), samples)
-        assert found.noise == pytest.approx(alone, rel=0.06)
+        assert found.noise == pytest.approx(alone, rel=0.25)
     noises = [found.noise for found in ranked.values()]
     assert noises == sorted(noises, reverse=True)
 
 
 def test_little_memory_takes_several_passes(tmp_path: Path) -> None:
-    """With little memory, a unit's tensors are followed one by one, and the sum of their noises is about the same."""
+    """With little memory, layers run one by one, and their noise is the same."""
     model, samples = two_gates(uneven), few(3, SHAPE)
     ranked, artifact = _ranked(tmp_path, model, samples, "QDQ")
-    for found in rank_layers(job_of(model, tmp_path, samples).prepared, artifact, samples, count=3, memory=1):
-        assert found.noise == pytest.approx(ranked[found.name].noise, rel=0.3)
+    for found in rank_layers(
+        job_of(model, tmp_path, samples).prepared, artifact, samples, count=3, memory=1, probes=_PROBES
+    ):
+        assert found.noise == pytest.approx(ranked[found.name].noise, rel=1e-4)
 
 
 def test_units_of_several_tensors_come_close(tmp_path: Path) -> None:
-    """The noise of a unit with several tensors is right to 1 dB.
+    """The noise of a unit with several tensors is about right.
 
-    The errors are added where they arise. The effect of the first tensor's error on the second's rounding is left out.
+    The errors of its tensors count as independent, and the effect of the first on the second's rounding is left out.
     """
     model, samples = two_gates(uneven), few(3, SHAPE)
     ranked, artifact = _ranked(tmp_path, model, samples, "QDQ")
     quantized = onnx.load(artifact.model)
     for found in ranked.values():
         alone = _noise(model, _one_layer(model, quantized, found), samples)
-        assert 10 * abs(np.log10(found.noise / alone)) < 1.0
+        assert 10 * abs(np.log10(found.noise / alone)) < 2.0
 
 
 @pytest.mark.usefixtures("only_exact_kernels")
