@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.calibration.collect import collect
 from edgeq.calibration.instrumented import InstrumentedModel
-from edgeq.calibration.statistics import ChannelExtrema
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples
 from edgeq.model.graph import name_of
 from edgeq.model.prepare import PreparedModel
-from edgeq.util.display import Progress
 
 Floats = NDArray[np.float64]
 
@@ -45,22 +42,6 @@ def tensor_values(
         if model is not None:
             values.update(zip(names, model.run(sample.inputs, sample.name), strict=True))
         yield values
-
-
-def channel_extrema(
-    prepared: PreparedModel, axes: Mapping[str, int], samples: Samples, progress: Progress
-) -> Mapping[str, ChannelExtrema]:
-    """Return the smallest and largest value of each channel over all samples, for the tensors in `axes`.
-
-    Args:
-        axes: tensor → channel axis.
-    """
-    statistics = collect(prepared.graph, samples, list(axes), channels=axes, progress=progress)
-    extrema = {}
-    for name, tensor in statistics.tensors.items():
-        assert tensor.channels is not None, "extrema were requested"
-        extrema[name] = tensor.channels
-    return extrema
 
 
 def drawn_rows(

@@ -30,10 +30,10 @@ from typing import Any
 import onnx_ir as ir
 
 from edgeq.backends.base import backend_named
-from edgeq.calibration.collect import collect
 from edgeq.calibration.hazards import with_hazards
 from edgeq.calibration.methods import REGISTRY
 from edgeq.calibration.ranges import Range, scheme_ranges
+from edgeq.calibration.rescaled import derive_statistics
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.profile import Profile
@@ -132,7 +132,8 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
     ranges: dict[str, Range] = {}
     if scheme.mode == "static":
         assert job.calibration is not None
-        statistics = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
+        assert job.statistics is not None
+        statistics = derive_statistics(job.statistics, job.prepared, prepared, None, job.calibration, progress=progress)
         ranges = scheme_ranges(statistics, scheme)
         prepared = with_hazards(prepared, statistics)
     return build_derived(replace(job, prepared=prepared), target, scheme, DerivedValues(ranges), destination)

@@ -58,7 +58,8 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
 
 @dataclass(frozen=True, eq=False)
 class BinMoments:
-    """Hold running sums over the bins: of counts, of counts × centre, and of counts × centre².
+    """Hold running sums over the bins: of counts, of counts × target, and of counts × target². The target of a bin is
+    the number that its values should become: its centre, or the centre after a function.
 
     Each array is float64[2 × BINS + 1].
     """
@@ -69,24 +70,38 @@ class BinMoments:
     width: float
 
 
-def moments_of(linear: Linear) -> BinMoments:
-    """Return the running sums of a histogram. From them `squared_errors` computes the error of any range."""
-    centres = linear.centres()
-    weighted = linear.counts * centres
-    return BinMoments(_running(linear.counts), _running(weighted), _running(weighted * centres), linear.width)
+def moments_of(linear: Linear, targets: Float64s | None = None) -> BinMoments:
+    """Return the running sums of a histogram. From them `squared_errors` computes the error of any range.
+
+    Args:
+        targets: float64[2 × BINS], the target of each bin; None for the centres.
+    """
+    targets = linear.centres() if targets is None else targets
+    weighted = linear.counts * targets
+    return BinMoments(_running(linear.counts), _running(weighted), _running(weighted * targets), linear.width)
 
 
-def squared_errors(moments: BinMoments, params: QuantParams) -> Float64s:
-    """Return, for each of several scales, the summed squared error of the bins' centres.
+def levels_of(params: QuantParams) -> Float64s:
+    """Return, for each of several scales, the numbers that the integers represent: float64[scales, levels]."""
+    levels: Float64s = (np.arange(params.low, params.high + 1) - params.zero_point[:, None]) * params.scale[:, None]
+    return levels
+
+
+def squared_errors(moments: BinMoments, params: QuantParams, results: Float64s | None = None) -> Float64s:
+    """Return, for each of several scales, the summed squared error of the bins' targets.
 
     The values that are rounded to a level are between two midpoints. So the running sums give the error of a scale in
     O(levels).
+
+    Args:
+        results: float64[scales, levels], the number that each level becomes; None for the levels themselves.
     """
-    levels = (np.arange(params.low, params.high + 1) - params.zero_point[:, None]) * params.scale[:, None]
+    levels = levels_of(params)
     midpoints = (levels[:, :-1] + levels[:, 1:]) / 2
     inner = np.ceil(midpoints / moments.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
     count, moment = (_between(sums, inner) for sums in (moments.counts, moments.totals))
-    errors: Float64s = moments.squares[-1] + np.einsum("ij,ij->i", levels, levels * count - 2 * moment)
+    results = levels if results is None else results
+    errors: Float64s = moments.squares[-1] + np.einsum("ij,ij->i", results, results * count - 2 * moment)
     return errors
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from edgeq.backends.base import Artifact
 from edgeq.calibration.ranges import Range
+from edgeq.calibration.rescaled import RescaledTensor
 from edgeq.calibration.statistics import Statistics
 from edgeq.data.samples import Samples
 from edgeq.model.prepare import PreparedModel
@@ -26,7 +27,11 @@ class RecoveryState:
 
     Attributes:
         prepared: the float model to quantize. A "model" recovery replaces it by an equivalent one.
-        statistics: statistics of `prepared` on the calibration samples; None if the scheme is not static.
+        statistics: statistics of `prepared` on the calibration samples; None if the scheme is not static. A "model"
+            recovery leaves them as they are: they are derived from its result.
+        rescaled: tensors of `prepared` whose channels the "model" recovery has scaled, and scaled copies that it has
+            added. Every other tensor must have the values of the tensor of the same name before, or be new. None if the
+            recovery does not know; edgeq then compares the tensors on some samples.
         ranges: ranges by tensor. Before ranges are derived, these are only the ranges that a model recovery has fixed.
         scheme: how to quantize. A "ranges" recovery may add to `exclude`.
         changed: names of the layers that "model" recoveries changed. The change is wasted on layers that stay in float.
@@ -41,6 +46,7 @@ class RecoveryState:
     artifact: Artifact | None = None
     notes: tuple[str, ...] = ()
     changed: frozenset[str] = frozenset()
+    rescaled: Mapping[str, RescaledTensor] | None = None
 
     def replace(self, **changes: Any) -> RecoveryState:
         """Return a copy with `changes`."""
@@ -61,7 +67,6 @@ class Recovery(ABC):
             "artifact" edits the quantized file.
         free: True if the result has the same nodes and so costs no extra time on the device.
         order: position among the recoveries of its stage, the lowest first.
-        replaces: name of a weaker recovery that is not needed in addition to this one.
         slow: whether it runs the quantized model layer by layer. A repair tries such recoveries last.
         searched: whether tuning tries it on its own.
         keeps_float: whether it leaves nodes in float. A repair for hardware without float does not try it.
@@ -74,7 +79,6 @@ class Recovery(ABC):
     free: bool
     # After all recoveries of edgeq, whose positions are below this, unless a plug-in states its place.
     order = 100
-    replaces: str = ""
     slow = False
     searched = True
     keeps_float = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 from edgeq.model.graph import MAIN_DOMAINS, MICROSOFT, GraphIndex, name_of, operator_of, readers
 from edgeq.run.session import SessionSettings
 from edgeq.tuning.recover.layers import initializer
-
-if TYPE_CHECKING:
-    pass
 from edgeq.tuning.recover.piece import open_piece
 
 Function = Callable[[NDArray[Any]], NDArray[Any]]

@@ -5,27 +5,21 @@ steps below -8 are wasted. So the search minimises, over the histogram of the te
 
     sum over bins  count * sum over ends (f(quantized centre) - f(centre))^2
 
-Here f is everything that follows element by element (`Followers`), whatever its operators.
+Here f is everything that follows element by element (`Followers`), whatever its operators. All ranges of a round are
+evaluated in one expression: f is called once for the levels of all of them, and running sums over the bins give the
+error of each level.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from edgeq.calibration.methods.mse import COARSE, REFINEMENTS
+from edgeq.calibration.methods.mse import COARSE, REFINEMENTS, levels_of, moments_of, squared_errors
 from edgeq.calibration.ranges import Range
 from edgeq.calibration.statistics import TensorStatistics, linear_of
 from edgeq.model.quant_params import Grid
-from edgeq.tuning.recover.layers import Floats
-
-if TYPE_CHECKING:
-    pass
 from edgeq.tuning.recover.followers import Function
-
-_MAX_BINS = 1024
-"""Largest number of histogram bins to evaluate. Neighbouring bins are joined until there are no more than this."""
+from edgeq.tuning.recover.layers import Floats
 
 
 def find_range_before(tensor: TensorStatistics, function: Function, grid: Grid) -> Range | None:
@@ -42,17 +36,27 @@ def find_range_before(tensor: TensorStatistics, function: Function, grid: Grid) 
     if grid.symmetric:
         high = max(-low, high)
         low = -high
-    centres, counts = join_bins(*_filled_bins(tensor))
-    targets = function(centres)
-    if not np.isfinite(targets).all():
+    linear = linear_of(tensor.histogram)
+    filled = linear.counts > 0
+    # The function may be undefined where the tensor has no values, as a square root is below zero.
+    computed = function(linear.centres()[filled])
+    if not np.isfinite(computed).all():
         return None
+    targets = np.zeros((len(computed), filled.size))
+    targets[:, filled] = computed
+    moments = [moments_of(linear, end) for end in targets]
 
     def errors(shares: Floats) -> Floats:
         """Return the weighted squared error for n ranges: float[n]. Each row of `shares` contains factors by which the
         two ends of the whole range are multiplied.
         """
-        sums = [_measure_error(centres, counts, targets, function, Range(low * a, high * b), grid) for a, b in shares]
-        return np.array(sums)
+        params = grid.params(low * shares[:, 0], high * shares[:, 1])
+        levels = levels_of(params)
+        results = function(levels.ravel()).reshape(-1, *levels.shape)
+        finite = np.isfinite(results)
+        ends = zip(moments, np.where(finite, results, 0.0), strict=True)
+        sums = np.sum([squared_errors(end, params, result) for end, result in ends], axis=0)
+        return np.where(finite.all((0, 2)), sums, np.inf)
 
     one_side = np.ones(1)
     # A side without values, or one that symmetry ties to the other, is not searched.
@@ -71,38 +75,6 @@ def find_range_before(tensor: TensorStatistics, function: Function, grid: Grid) 
     if not np.isfinite(lowest_error):
         return None
     return Range(float(low * best[0]), float(high * best[1]))
-
-
-def join_bins(centres: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Join neighbouring bins until there are at most `_MAX_BINS`. The centre of joined bins is a mean weighted by
-    count.
-    """
-    # Joining pairs halves the number and keeps means, so no value moves far.
-    while len(centres) > _MAX_BINS:
-        if len(centres) % 2:
-            centres, counts = np.append(centres, centres[-1]), np.append(counts, 0.0)
-        pairs, weights = centres.reshape(-1, 2), counts.reshape(-1, 2)
-        counts = weights.sum(1)
-        centres = np.where(counts > 0, (pairs * weights).sum(1) / np.maximum(counts, 1e-300), pairs.mean(1))
-    return centres, counts
-
-
-def _filled_bins(tensor: TensorStatistics) -> tuple[Floats, Floats]:
-    linear = linear_of(tensor.histogram)
-    filled = linear.counts > 0
-    return linear.centres()[filled], linear.counts[filled]
-
-
-def _measure_error(
-    centres: Floats, counts: Floats, targets: Floats, function: Function, span: Range, grid: Grid
-) -> float:
-    """Return the summed squared error. The function is evaluated once for each integer, not for each bin."""
-    params = grid.params(span.low, span.high)
-    levels = params.dequantize(np.arange(params.low, params.high + 1))
-    outputs = function(levels)[:, params.quantize(centres).astype(np.intp) - params.low]
-    if not np.isfinite(outputs).all():
-        return np.inf
-    return float(((outputs - targets) ** 2 @ counts).sum())
 
 
 def _pick_best(pairs: Floats, errors: Floats) -> tuple[Floats, float]:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgeq.backends.base import Artifact, backend_named
-from edgeq.calibration.collect import collect
 from edgeq.calibration.hazards import with_hazards
 from edgeq.calibration.ranges import scheme_ranges
+from edgeq.calibration.rescaled import derive_statistics
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
@@ -32,9 +32,9 @@ from edgeq.util.registry import RECOVERIES
 class Recoverer:
     """Build artifacts of one job with recoveries, and keep the parts that several builds share.
 
-    The shared parts are the float models that recoveries made, their statistics, and finished artifacts. The key of an
-    artifact is made from everything that decides its content, not from the names of its recoveries. A recovery may find
-    that it has nothing to do, so different recoveries may give the same artifact.
+    The shared parts are the float models that recoveries made, with their statistics, and finished artifacts. The key
+    of an artifact is made from everything that decides its content, not from the names of its recoveries. A recovery
+    may find that it has nothing to do, so different recoveries may give the same artifact.
 
     Args:
         workdir: an existing folder for moments and for float models that recoveries make. It must exist as long as the
@@ -46,14 +46,13 @@ class Recoverer:
         self._target = target
         self._workdir = workdir
         self._models: dict[object, RecoveryState] = {}
-        self._statistics = {job.prepared.digest: job.statistics} if job.statistics is not None else {}
         self._finished: dict[str, RecoveryState] = {}
 
     def build(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> Built:
         """Build the artifact for `scheme` at `destination`, with the recoveries `names` applied.
 
-        Model recoveries come first. If they change the model, its statistics are collected again. Then the ranges are
-        derived, the model is built, and the remaining recoveries edit the quantized file.
+        Model recoveries come first. If they change the model, its statistics follow from those before. Then the ranges
+        are derived, the model is built, and the remaining recoveries edit the quantized file.
 
         Raises:
             UsageError: a recovery is unknown or does not support the scheme or the backend, or there are no calibration
@@ -129,8 +128,7 @@ class Recoverer:
         assert self._job.statistics is not None
         start = RecoveryState(self._job.prepared, self._job.statistics, {}, scheme)
         named = {name: recovery for name, recovery in recoveries().items() if name in names}
-        stronger = {r.replaces: name for name, r in named.items() if r.replaces in named}
-        model_names = tuple(name for name, r in named.items() if r.stage == "model" and name not in stronger)
+        model_names = tuple(name for name, r in named.items() if r.stage == "model")
         if not model_names:
             return start
         state = self._apply_to_model(start.replace(scheme=scheme.replace(exclude=())), model_names, samples, progress)
@@ -139,7 +137,7 @@ class Recoverer:
             state = self._apply_to_model(
                 start.replace(scheme=scheme.replace(exclude=touched)), model_names, samples, progress
             )
-        return state.note(*(f"{weak}: {name} does the same, and more" for weak, name in stronger.items()))
+        return state
 
     def _apply_to_model(
         self, start: RecoveryState, names: Sequence[str], samples: Samples, progress: Progress
@@ -152,15 +150,22 @@ class Recoverer:
         for count, name in enumerate(names, 1):
             prefix = (names[:count], key)
             if prefix not in self._models:
-                self._models[prefix] = self._apply("model", (name,), state, samples, progress)
+                self._models[prefix] = self._rewrite(name, state, samples, progress)
             state = self._models[prefix]
-        prepared = state.prepared
-        if prepared.digest not in self._statistics:
-            collected = collect(prepared.model, samples, model_digest=prepared.digest, progress=progress)
-            self._statistics[prepared.digest] = collected
-        statistics = self._statistics[prepared.digest]
-        prepared = with_hazards(prepared, statistics)
-        return state.replace(prepared=prepared, statistics=statistics)
+        return state
+
+    def _rewrite(self, name: str, state: RecoveryState, samples: Samples, progress: Progress) -> RecoveryState:
+        """Return the state after the model recovery `name`, with statistics and hazards of its model."""
+        after = self._apply("model", (name,), state.replace(rescaled=None), samples, progress)
+        if after.prepared.digest == state.prepared.digest:
+            return after
+        assert state.statistics is not None
+        statistics = derive_statistics(
+            state.statistics, state.prepared, after.prepared, after.rescaled, samples, progress=progress
+        )
+        prepared = with_hazards(after.prepared, statistics)
+        # The values of the channels take memory, and nothing needs them any more.
+        return after.replace(prepared=prepared, statistics=statistics, rescaled=None)
 
     def _apply(
         self, stage: Stage, names: Sequence[str], state: RecoveryState, samples: Samples, progress: Progress

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeq.calibration.channel_values import observe_channels
 from edgeq.model.edit import Editor, replace_value
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.load import read_model
@@ -94,7 +95,8 @@ def test_no_channel_is_scaled_beyond_a_clip(tmp_path: Path) -> None:
     samples = few(6, SHAPE)
     job = job_of(_clipped(0.0, 6.0), tmp_path, samples)
     model = job.prepared.model.clone()
-    factors = equalize(job.prepared, model, find_pairs(model), samples, SCHEME)
+    values = observe_channels(job.prepared, {"act": 1}, samples)
+    factors = equalize(job.prepared, model, find_pairs(model), samples, SCHEME, values)
     assert factors["act"].min() < 0.5, "small channels grow"
     for sample in samples:
         before, after = run(job.prepared.path, sample.inputs)[0], run(model, sample.inputs)[0]

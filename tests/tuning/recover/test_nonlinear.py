@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edgeq.calibration.collect import collect
+from edgeq.calibration.methods.mse import COARSE, REFINEMENTS
 from edgeq.calibration.ranges import Range
-from edgeq.calibration.statistics import TensorStatistics
-from edgeq.model.quant_params import grid_of
+from edgeq.calibration.statistics import TensorStatistics, histogram_of, linear_of
+from edgeq.model.quant_params import Grid, grid_of
 from edgeq.tuning.recover.followers import Followers, Function
-from edgeq.tuning.recover.nonlinear import find_range_before, join_bins
+from edgeq.tuning.recover.nonlinear import find_range_before
 from tests.tuning.recover.nets import FewSamples, Net, few, prepared_of
 
 
@@ -70,11 +73,54 @@ def test_zeros_have_no_range(tmp_path: Path) -> None:
     assert find_range_before(tensor, _follower(*SILU), grid_of("uint8", False)) == Range(0.0, 0.0)
 
 
-@pytest.mark.parametrize("bins", [10, 1024, 1025, 5000])
-def test_joined_bins_keep_count_and_mean(bins: int) -> None:
-    random = np.random.default_rng(0)
-    centres, counts = np.sort(random.normal(size=bins)), random.integers(0, 5, bins).astype(np.float64)
-    found, weights = join_bins(centres, counts)
-    assert len(found) <= 1024
-    assert weights.sum() == counts.sum()
-    np.testing.assert_allclose(found @ weights, centres @ counts, rtol=1e-9)
+def _try_each(tensor: TensorStatistics, function: Function, grid: Grid) -> Range:
+    """Search as `find_range_before` does, but quantize the bins with every range and call the function for each."""
+    low, high = min(tensor.minimum, 0.0), max(tensor.maximum, 0.0)
+    if grid.symmetric:
+        high = max(-low, high)
+        low = -high
+    linear = linear_of(tensor.histogram)
+    centres, counts = linear.centres()[linear.counts > 0], linear.counts[linear.counts > 0]
+
+    def error(pair: tuple[float, float]) -> float:
+        params = grid.params(low * pair[0], high * pair[1])
+        return float(((function(params.fake_quant(centres)) - function(centres)) ** 2 @ counts).sum())
+
+    def pairs(lows: np.ndarray, highs: np.ndarray) -> list[tuple[float, float]]:
+        ends = lows if low < 0 else np.ones(1), highs if high > 0 else np.ones(1)
+        return [(b, b) for b in ends[1]] if grid.symmetric else list(itertools.product(*ends))
+
+    best = min(pairs(COARSE, COARSE), key=error)
+    for factor in REFINEMENTS:
+        around = np.array([1.0, factor, 1.0 / factor])
+        best = min(pairs(np.minimum(best[0] * around, 1.0), np.minimum(best[1] * around, 1.0)), key=error)
+    return Range(low * best[0], high * best[1])
+
+
+@settings(max_examples=25)
+@given(
+    function=st.sampled_from(sorted(FUNCTIONS)),
+    kind=st.sampled_from([("uint8", False), ("int8", True), ("int8", False)]),
+    scale=st.floats(0.1, 100),
+    shift=st.floats(-20, 20),
+    seed=st.integers(0, 99),
+)
+def test_finds_the_range_that_a_trial_of_each_range_finds(
+    function: str, kind: tuple[str, bool], scale: float, shift: float, seed: int
+) -> None:
+    values = (np.random.default_rng(seed).standard_t(4, 2000) * scale + shift).astype(np.float32)
+    tensor = TensorStatistics(
+        samples=1,
+        nonempty=1,
+        count=values.size,
+        minimum=float(values.min()),
+        maximum=float(values.max()),
+        histogram=histogram_of(values),
+    )
+    behind, grid = _follower(*FUNCTIONS[function]), grid_of(*kind)
+    found, wanted = find_range_before(tensor, behind, grid), _try_each(tensor, behind, grid)
+    assert found is not None
+    # Bins at a midpoint between two levels may go to either, so two ranges may change places.
+    step = float(1 / REFINEMENTS[-1]) * (1 + 1e-9)
+    for end, best in ((found.low, wanted.low), (found.high, wanted.high)):
+        assert abs(best) / step <= abs(end) <= abs(best) * step

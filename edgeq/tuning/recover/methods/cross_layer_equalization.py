@@ -26,7 +26,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.calibration.sampled_values import channel_extrema, drawn_rows
+from edgeq.calibration.channel_values import ChannelValues, observe_channels
+from edgeq.calibration.rescaled import RescaledTensor
+from edgeq.calibration.sampled_values import drawn_rows
 from edgeq.data.samples import Samples
 from edgeq.model.graph import GraphIndex, clamp_bounds, is_op, name_of, only_reader, readers
 from edgeq.model.prepare import PreparedModel, save_rewritten
@@ -42,7 +44,7 @@ from edgeq.tuning.recover.layers import (
     spread_over_taps,
 )
 from edgeq.tuning.recover.methods.weight_rounding import weight_limits
-from edgeq.util.display import SILENT, Progress
+from edgeq.util.display import Progress
 
 _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})
 # Exponents of the channels' magnitudes in k: (of A's weights, of the tensor). The exponent of B's weights is their sum
@@ -74,7 +76,6 @@ class CrossLayerEqualization(Recovery):
         Raises:
             EdgeqError: the model refuses a sample.
         """
-        del progress
         float_nodes = set(state.scheme.exclude)
         every = find_pairs(state.prepared.model)
         # A pair that stays in float as a whole gains nothing from another scale.
@@ -82,14 +83,19 @@ class CrossLayerEqualization(Recovery):
         if not pairs:
             return state.note(f"{self.name}: no layer's output is read only by layers")
         model = state.prepared.model.clone()
-        factors = equalize(state.prepared, model, pairs, samples, state.scheme)
+        clipped = [pair for pair in pairs if math.isfinite(pair.bound)]
+        values = _observe_between(state.prepared, clipped, samples, progress) if clipped else {}
+        factors = equalize(state.prepared, model, pairs, samples, state.scheme, values)
         if not factors:
             return state.note(f"{self.name}: none of {len(pairs)} pairs of layers gains")
         prepared = save_rewritten(state.prepared, model, workdir / "equalized.onnx")
         scaled = [pair for pair in pairs if pair.tensor in factors]
         changed = {layer.name for pair in scaled for layer in (pair.maker, *pair.readers)}
         names = ", ".join(pair.maker.name for pair in scaled)
-        return state.replace(prepared=prepared, changed=state.changed | changed).note(
+        if unobserved := [pair for pair in scaled if pair.tensor not in values]:
+            values = {**values, **_observe_between(state.prepared, unobserved, samples, progress)}
+        rescaled = {t: RescaledTensor(t, values[t], factors[pair.tensor]) for pair in scaled for t in pair.between}
+        return state.replace(prepared=prepared, changed=state.changed | changed, rescaled=rescaled).note(
             f"{self.name}: channels after {len(factors)} of {len(pairs)} layers scaled: {names}"
         )
 
@@ -103,12 +109,14 @@ class ScaledPair:
         tensor: the tensor that the readers read, after the operators that commute with factors.
         readers: the layers that read the tensor.
         bound: the upper bound of a Clip between them; infinity without a Clip.
+        between: the tensors between the layers. All have the same channels on the same axis; `tensor` is the last one.
     """
 
     maker: WeightedLayer
     tensor: str
     readers: tuple[WeightedLayer, ...]
     bound: float = math.inf
+    between: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,33 +141,47 @@ def find_pairs(model: ir.Model) -> tuple[ScaledPair, ...]:
     pairs = []
     for maker in layers.values():
         tensor, bound = values[maker.output], math.inf
+        between = [maker.output]
         while (node := only_reader(tensor)) is not None and len(node.outputs) == 1:
             cut = math.inf if is_op(node, *_COMMUTING) else _find_clip(node)
             if cut is None:
                 break
             tensor, bound = node.outputs[0], min(bound, cut)
+            between.append(name_of(tensor))
         name = name_of(tensor)
         behind = () if tensor.is_graph_output() else only_layers(readers(tensor), name, maker, layers)
         if behind and weights.are_read_once(maker.weight, maker.bias, *(reader.weight for reader in behind)):
-            pairs.append(ScaledPair(maker, name, behind, bound))
+            pairs.append(ScaledPair(maker, name, behind, bound, tuple(between)))
     return tuple(pairs)
 
 
+def _observe_between(
+    prepared: PreparedModel, pairs: Sequence[ScaledPair], samples: Samples, progress: Progress
+) -> Mapping[str, ChannelValues]:
+    """Return the values of all tensors between the layers of `pairs`."""
+    axes = {tensor: pair.maker.channel_axis for pair in pairs for tensor in pair.between}
+    return observe_channels(prepared, axes, samples, progress)
+
+
 def equalize(
-    prepared: PreparedModel, model: ir.Model, pairs: Sequence[ScaledPair], samples: Samples, scheme: Scheme
+    prepared: PreparedModel,
+    model: ir.Model,
+    pairs: Sequence[ScaledPair],
+    samples: Samples,
+    scheme: Scheme,
+    values: Mapping[str, ChannelValues],
 ) -> dict[str, Floats]:
     """Scale the channels of `pairs` in `model`, in place, if that reduces the noise.
 
     Args:
         prepared: the model before the change.
         model: a clone of the prepared model.
+        values: the values of the tensors of pairs with a Clip, by name.
 
     Returns:
         The factors by which tensors were divided, float64 [channels], by name. Unchanged tensors are left out.
     """
     figures = observe(prepared, pairs, samples)
-    clipped = {pair.tensor: pair.maker.channel_axis for pair in pairs if math.isfinite(pair.bound)}
-    reached = channel_extrema(prepared, clipped, samples, SILENT) if clipped else {}
     weights = Weights(model)
     total: dict[str, Floats] = {}
     for _ in range(_SWEEPS):
@@ -167,8 +189,8 @@ def equalize(
             input_figures = figures[pair.maker.source].over(total.get(pair.maker.source, np.ones(1)))
             tensor_figures = figures[pair.tensor].over(total.get(pair.tensor, np.ones(1)))
             share: Floats | float = 0.0
-            if pair.tensor in reached:
-                share = reached[pair.tensor].maximum / total.get(pair.tensor, np.ones(1)) / pair.bound
+            if math.isfinite(pair.bound):
+                share = values[pair.tensor].maximum / total.get(pair.tensor, np.ones(1)) / pair.bound
             factor = find_best_factor(weights, pair, input_figures, tensor_figures, scheme, share)
             if factor is not None:
                 scale_pair(weights, pair, factor)

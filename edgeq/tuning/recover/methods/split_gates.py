@@ -11,10 +11,10 @@ little in integers, and then each result has its own scale:
 
 In floats the network computes the same.
 
-`find_gates` finds these convolutions. `plan_gates` chooses which gates to split. For values of y drawn from some
-samples, it computes the errors of x = y g(y) in integers with and without the split. The errors are weighted by the
-layers that read x, and compared to the sum over all gates. `plan_gates` also chooses the range and the channel factors
-of the second y. `split_gates` splits the gates.
+`find_gates` finds these convolutions. `plan_gates` computes the errors of x = y g(y) in integers with and without the
+split, for values of y drawn from some samples. The errors are weighted by the layers that read x. It also chooses the
+range and the channel factors of the second y. `select_splits` compares the gains to the errors of all gates, and
+`split_gates` splits the gates.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.calibration.channel_values import DRAWN_SAMPLES, ChannelValues, observe_channels
 from edgeq.calibration.ranges import Range
-from edgeq.calibration.sampled_values import channel_extrema, drawn_rows
-from edgeq.calibration.statistics import ChannelExtrema, Statistics
-from edgeq.data.samples import Samples
+from edgeq.calibration.rescaled import RescaledTensor
+from edgeq.calibration.statistics import Statistics
+from edgeq.data.samples import Samples, spread_over
 from edgeq.model.edit import Editor
 from edgeq.model.graph import GraphIndex, is_op, name_of, readers
 from edgeq.model.prepare import PreparedModel, save_rewritten
@@ -40,6 +41,8 @@ from edgeq.tuning.recover.layers import Floats, WeightedLayer, Weights, find_lay
 from edgeq.tuning.recover.nonlinear import find_range_before
 from edgeq.util.display import Progress
 
+MIN_SHARE = 0.02
+"""Smallest gain that is worth a split, as a share of the errors of all gates."""
 VALUE = "/value"
 """Suffix of the names of a layer's second form, of its weights and of its output."""
 
@@ -61,6 +64,11 @@ class Gate:
     gate: str
     follower: Follower
     readers: tuple[WeightedLayer, ...]
+
+    @property
+    def output(self) -> str:
+        """Return the name of x, which is the only end of the follower."""
+        return self.follower.ends[0]
 
 
 def find_gates(model: ir.Model) -> tuple[Gate, ...]:
@@ -190,25 +198,18 @@ class GateSplit:
 def plan_gates(
     prepared: PreparedModel,
     gates: Sequence[Gate],
-    samples: Samples,
+    values: Mapping[str, ChannelValues],
     statistics: Statistics,
     grid: Grid,
-    progress: Progress,
 ) -> tuple[GateSplit, ...]:
-    """Simulate each gate with and without the split, on values of y drawn from some samples.
+    """Simulate each gate with and without the split, on drawn values of y.
 
     Args:
         gates: gates of the prepared model.
+        values: the values of each gate's y, by its name.
         statistics: statistics of the prepared model.
         grid: the integers of activations.
-
-    Raises:
-        EdgeqError: ONNX Runtime refuses a sample.
     """
-    # The layers are Conv, or Gemm with two axes, so channels are the second axis.
-    axes = {gate.layer.output: 1 for gate in gates}
-    extrema = channel_extrema(prepared, axes, samples, progress)
-    drawn = drawn_rows(prepared, axes, samples)
     followers = Followers(prepared.model)
     weights = Weights(prepared.model)
     plans = []
@@ -223,13 +224,13 @@ def plan_gates(
         y = gate.layer.output
         now = find_range_before(statistics.tensors[y], product, grid)
         if now is not None:
-            plans.append(_simulate(gate, drawn[y], extrema[y], weight, opening, now, grid))
+            plans.append(_simulate(gate, values[y], weight, opening, now, grid))
     return tuple(plans)
 
 
-def select_splits(plans: Sequence[GateSplit], share: float) -> tuple[GateSplit, ...]:
-    """Return the plans with the greatest gains. Each gain is more than `share` of the errors that remain before that
-    split.
+def select_splits(plans: Sequence[GateSplit], share: float = MIN_SHARE) -> tuple[GateSplit, ...]:
+    """Return the plans with the greatest gains. Each gain is more than `share` of the errors of all gates that remain
+    before that split.
     """
     remaining = sum(plan.error_before for plan in plans)
     worthwhile = []
@@ -244,8 +245,9 @@ def select_splits(plans: Sequence[GateSplit], share: float) -> tuple[GateSplit, 
 
 
 def _simulate(
-    gate: Gate, y: Floats, extrema: ChannelExtrema, weight: Floats, opening: Function, now: Range, grid: Grid
+    gate: Gate, values: ChannelValues, weight: Floats, opening: Function, now: Range, grid: Grid
 ) -> GateSplit:
+    y = values.rows.astype(np.float64)
     g = opening(y).reshape(y.shape)
     x = y * g
     power = float(((x**2) @ weight).mean())
@@ -255,8 +257,9 @@ def _simulate(
         opening(_round_values(y, now, grid)).reshape(y.shape), span, grid
     )
     error_now = float(((_round_values(product, _range_of(x), grid) - x) ** 2 @ weight).mean())
-    above = np.maximum(extrema.maximum.astype(np.float64), 0.0)
-    below = np.minimum(np.maximum(-extrema.minimum.astype(np.float64), 0.0), _find_closed_below(opening, extrema, span))
+    lowest, highest = values.minimum.astype(np.float64), values.maximum.astype(np.float64)
+    above = np.maximum(highest, 0.0)
+    below = np.minimum(np.maximum(-lowest, 0.0), _find_closed_below(opening, float(lowest.min()), span))
     best: GateSplit | None = None
     for balance in _BALANCES:
         factor = np.maximum(above, below / balance)
@@ -281,9 +284,10 @@ def _round_values(values: Floats, span: Range, grid: Grid) -> Floats:
     return np.asarray(params.fake_quant(values) if params.scale else np.zeros(values.shape), np.float64)
 
 
-def _find_closed_below(opening: Function, extrema: ChannelExtrema, span: Range) -> float:
-    """Return how far below zero y still matters. Farther below, g(y) is less than half a step of its own range."""
-    lowest = float(extrema.minimum.min())
+def _find_closed_below(opening: Function, lowest: float, span: Range) -> float:
+    """Return how far below zero y still matters, if its smallest value is `lowest`. Farther below, g(y) is less than
+    half a step of its own range.
+    """
     if lowest >= 0:
         return 0.0
     numbers = np.linspace(lowest, 0.0, 4096)
@@ -301,19 +305,13 @@ def _relative(error: float, power: float) -> float:
 
 @dataclass(frozen=True)
 class SplitGates(Recovery):
-    """Split gates, the most useful first, until the next split would remove no more than `share` of the remaining error
-    of all gates.
-
-    Every split costs a convolution.
-    """
+    """Split the gates whose errors are worth a second convolution (`select_splits`)."""
 
     name: str = "split-gates"
     title: str = "layers before x * g(x) computed twice, each with a range of its own and scaled channels"
     stage: Stage = "model"
     free: bool = False
     order = 30
-    share: float = 0.1
-    replaces: str = ""
 
     def apply(self, state: RecoveryState, samples: Samples, workdir: Path, progress: Progress) -> RecoveryState:
         """Split the gates of `state`.
@@ -326,18 +324,35 @@ class SplitGates(Recovery):
             return state.note(f"{self.name}: no layer is followed by a product with a function of itself")
         assert state.statistics is not None
         grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric)
-        plans = plan_gates(state.prepared, gates, samples, state.statistics, grid, progress)
-        splits = select_splits(plans, self.share)
+        # The layers are Conv, or Gemm with two axes, so channels are the second axis.
+        axes = {gate.layer.output: 1 for gate in gates}
+        few = observe_channels(state.prepared, axes, spread_over(samples, DRAWN_SAMPLES), progress)
+        selection = select_splits(plan_gates(state.prepared, gates, few, state.statistics, grid))
+        # Some samples show which gates to split. Factors and ranges need the extrema over all samples, of these gates.
+        noisy = [plan.gate for plan in selection]
+        axes = {name: 1 for gate in noisy for name in (gate.layer.output, gate.output)}
+        values = observe_channels(state.prepared, axes, samples, progress) if noisy else {}
+        splits = select_splits(plan_gates(state.prepared, noisy, values, state.statistics, grid), 0.0)
         if not splits:
             return state.note(f"{self.name}: none of {len(gates)} gates stands out")
         model = state.prepared.model.clone()
         split_gates(model, [(plan.gate, plan.factor) for plan in splits])
         prepared = save_rewritten(state.prepared, model, workdir / "split.onnx")
         ranges = {plan.gate.layer.output + VALUE: plan.value for plan in splits}
+        # The second y is y / k, and x becomes x / k.
+        rescaled = {
+            new: RescaledTensor(old, values[old], plan.factor)
+            for plan in splits
+            for y, x in [(plan.gate.layer.output, plan.gate.output)]
+            for new, old in ((y + VALUE, y), (x, x))
+        }
         names = ", ".join(plan.gate.layer.name for plan in splits)
         changed = {plan.gate.layer.name for plan in splits}
         return state.replace(
-            prepared=prepared, ranges={**state.ranges, **ranges}, changed=state.changed | changed
+            prepared=prepared,
+            ranges={**state.ranges, **ranges},
+            changed=state.changed | changed,
+            rescaled=rescaled,
         ).note(f"{self.name}: {len(splits)} of {len(gates)} gates split: {names}")
 
 
