@@ -25,6 +25,10 @@ _BETWEEN = frozenset({"Add", "Cast", "Clip", "Div", "Max", "Min", "Mul", "Reshap
 
 def find_padding(graph: GraphIndex) -> Padding:
     """Return the masks of a model and the tensors whose positions they hide."""
+    return graph.once("padding", lambda: _search(graph))
+
+
+def _search(graph: GraphIndex) -> Padding:
     reading = _Reading(graph)
     lengths = {name_of(value): value.shape for value in graph.graph.inputs if value.shape is not None}
     masks: dict[str, bool] = {}
