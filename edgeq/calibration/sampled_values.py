@@ -64,8 +64,8 @@ def real_rows(graph: GraphIndex, name: str, values: Mapping[str, NDArray[Any]], 
         marks = np.moveaxis(np.broadcast_to(visible, array.shape), axis, -1)
         # If the channels are the positions themselves, each row has hidden elements.
         if (marks.all(axis=-1) == marks.any(axis=-1)).all():
-            return table[marks[..., 0]]
-    return table.reshape(-1, table.shape[-1])
+            table = table[marks[..., 0]]
+    return np.asarray(table.reshape(-1, table.shape[-1]))
 
 
 def channel_extrema(

@@ -189,8 +189,8 @@ class _Positions:
 
     def follow(self, node: ir.Node) -> None:
         """Continue the axes of a node's inputs in its outputs. Nodes come in the order of the graph."""
-        for value in captured(node):
-            self._read.update((name_of(value), axis) for axis in self._origins.get(name_of(value), {}))
+        for outer in captured(node):
+            self._read.update((name_of(outer), axis) for axis in self._origins.get(name_of(outer), {}))
         for place, value in enumerate(node.inputs):
             for axis, mask in tuple(self._origins.get(name_of(value), {}).items()):
                 self._follow_axis(node, place, axis, mask)
@@ -208,9 +208,9 @@ class _Positions:
             axes = [
                 Axis(axis, mask)
                 for axis, mask in sorted(origins.items())
-                if (name, axis) not in read and self._blanks.get((name, axis)) != "low" and self._reading.only_name(name) not in self._masks
+                if (name, axis) not in read and self._blanks.get((name, axis)) != "low"
             ]
-            if axes:
+            if axes and self._reading.only_name(name) not in self._masks:
                 result[name] = axes[:2]
         return result
 
@@ -240,18 +240,29 @@ class _Positions:
         if not _computes_alone(node, place, axis, output) and not self._is_masked_softmax(node, axis):
             return None
         # An Attention keeps the sequence, and the two tensors that a norm sums have one shape.
-        moved = axis if node.domain == MICROSOFT and node.op_type in _SHAPED else follow_input(node, place, axis, output)
-        if moved is not None or not is_op(node, "Reshape", "Flatten") or place:
+        if node.domain == MICROSOFT and node.op_type in _SHAPED:
+            return axis
+        is_flat = (name_of(node.inputs[place]), axis) in self._flat
+        moved = self._move_joined(node, axis, output, is_flat) if is_op(node, "Reshape", "Flatten") else None
+        if moved is not None:
             return moved
-        # Many exporters join batch and sequence in front of a layer.
-        source, sizes, new_sizes = (
-            (name_of(node.inputs[0]), axis),
-            *(list(value.shape or ()) for value in (node.inputs[0], output) if value is not None),
-        )
-        if axis == 1 and source not in self._flat and _equal_sizes(sizes[2:], new_sizes[1:]):
+        moved = follow_input(node, place, axis, output)
+        if is_flat and moved is not None:
+            self._flat.add((name_of(output), moved))
+        return moved
+
+    def _move_joined(self, node: ir.Node, axis: int, output: ir.Value, is_flat: bool) -> int | None:
+        """Return the axis after a Reshape that joins batch and sequence, as many exporters do in front of a layer, or
+        that takes them apart. Return None for any other Reshape.
+        """
+        sizes, new_sizes = (list(v.shape or ()) for v in (node.inputs[0], output) if v is not None)
+        if is_flat:
+            return 1 if len(new_sizes) > 2 and _equal_sizes(sizes[1:], new_sizes[2:]) else None
+        # With a batch of one, the sequence keeps an axis of its own.
+        if axis == 1 and sizes[0] != 1 and len(new_sizes) < len(sizes) and _equal_sizes(sizes[2:], new_sizes[1:]):
             self._flat.add((name_of(output), 0))
             return 0
-        return 1 if source in self._flat and _equal_sizes(sizes[1:], new_sizes[2:]) else None
+        return None
 
     def _is_masked_softmax(self, node: ir.Node, axis: int) -> bool:
         return is_op(node, *_SOFTMAX) and self._blanks.get((name_of(node.inputs[0]), axis)) == "low"
@@ -288,9 +299,7 @@ class _Positions:
             return blanks.get(0) if all(rest) or blanks.get(0) == "zero" else None
         return None
 
-    def _place_of(
-        self, value: ir.Value, mask: str, node: ir.Node, place: int, output: ir.Value, axis: int
-    ) -> int:
+    def _place_of(self, value: ir.Value, mask: str, node: ir.Node, place: int, output: ir.Value, axis: int) -> int:
         """Return the axis of an input that continues as `axis` of the output; -1 if there is none."""
         for origin_axis, origin in self._origins.get(name_of(value), {}).items():
             if origin == mask and follow_input(node, place, origin_axis, output) == axis:
