@@ -124,7 +124,8 @@ def _align(divisor: Floats, value: ir.Value | None) -> Floats | None:
     if any(size > 1 for size in divisor.shape[:surplus]):
         return None
     aligned = divisor.reshape(divisor.shape[surplus:])
-    fits = all(factors in (1, length) for factors, length in zip(aligned.shape, value.shape, strict=True))
+    sizes: tuple[int, ...] = aligned.shape
+    fits = all(size in (1, length) for size, length in zip(sizes, value.shape, strict=True))
     return aligned if fits else None
 
 
