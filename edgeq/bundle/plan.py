@@ -94,7 +94,10 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
             if slices := variant.selftest.slices:
                 info["selftest_slices"] = {name: [asdict(part) for part in slices[name]] for name in sorted(slices)}
             if variant.selftest.basis != EVERYTHING:
-                info["selftest_basis"] = asdict(variant.selftest.basis)
+                info["selftest_basis"] = basis = asdict(variant.selftest.basis)
+                # Readers of earlier releases know no second axis, and hardly any output has one.
+                if not basis["padding"]["keys"]:
+                    del basis["padding"]["keys"]
             if not placement.files:  # an empty directory would not be written, so give the variant's directory a file
                 files[f"{directory}/edgeq.json"] = _format_json(info, f"variant {variant.name}: info")
             bodies[variant.name] = _build_variant(variant, placement, info if placement.files else "edgeq.json")

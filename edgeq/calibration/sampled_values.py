@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from edgeq_device.measure.pairs import find_visible
 from numpy.typing import NDArray
 
 from edgeq.calibration.instrumented import InstrumentedModel
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples
-from edgeq.model.graph import name_of
+from edgeq.model.graph import GraphIndex, name_of
+from edgeq.model.padding import find_padding
 from edgeq.model.prepare import PreparedModel
 
 Floats = NDArray[np.float64]
@@ -44,6 +46,25 @@ def tensor_values(
         yield values
 
 
+def real_rows(graph: GraphIndex, name: str, values: Mapping[str, NDArray[Any]], axis: int) -> NDArray[Any]:
+    """Return a tensor of one sample as a table [rows, channels], without the positions that a mask hides.
+
+    Args:
+        graph: the model.
+        values: values of the tensor and of the model's inputs, as `tensor_values` yields them.
+        axis: index of the channel axis.
+    """
+    array = values[name]
+    table = np.moveaxis(array, axis, -1)
+    visible = find_visible(find_padding(graph), name, array.shape, values)
+    if visible is not None:
+        marks = np.moveaxis(np.broadcast_to(visible, array.shape), axis, -1)
+        # If the channels are the positions themselves, each row has hidden elements.
+        if (marks.all(axis=-1) == marks.any(axis=-1)).all():
+            table = table[marks[..., 0]]
+    return np.asarray(table.reshape(-1, table.shape[-1]))
+
+
 def drawn_rows(
     prepared: PreparedModel, axes: Mapping[str, int], samples: Samples, *, positions: int = _POSITIONS
 ) -> Mapping[str, Floats]:
@@ -58,7 +79,7 @@ def drawn_rows(
     for number, values in enumerate(tensor_values(prepared, axes, spread(samples, _SAMPLES))):
         random = np.random.default_rng(number)
         for name, axis in axes.items():
-            table = np.moveaxis(values[name], axis, -1).reshape(-1, values[name].shape[axis])
+            table = real_rows(prepared.graph, name, values, axis)
             places = random.choice(len(table), min(len(table), positions), replace=False)
             drawn[name].append(table[places].astype(np.float64))
     return {name: np.concatenate(parts) for name, parts in drawn.items()}

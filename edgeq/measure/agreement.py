@@ -96,6 +96,7 @@ class OutputAgreement:
         centred_db: SQNR around the mean in dB; None if the reference does not vary, has too few values for a mean, or
             has no noise.
         hidden: number of elements left out because a mask hides their position (padding).
+        real, positions: numbers of real positions and of all positions; zeros if no mask hides positions.
         nothing: number of elements left out because they mean nothing in both models.
         strays: number of elements that mean nothing in one of the models alone.
         rows_found: share of rows with a counterpart, if rows have no fixed place; else None.
@@ -115,6 +116,8 @@ class OutputAgreement:
     slices: tuple[SliceAgreement, ...] = ()
     centred_db: Finite | None = None
     hidden: Count = 0
+    real: Count = 0
+    positions: Count = 0
     nothing: Count = 0
     strays: Count = 0
     rows_found: Share | None = None
@@ -189,8 +192,7 @@ class OutputAgreement:
         if self.nothing:
             parts.append(f"{self.nothing} elements that mean nothing in both models are left out")
         if self.hidden:
-            real = 1 - self.hidden / (self.hidden + self.elements + self.nothing + self.strays + self.nonfinite)
-            parts.append(f"only the {real:.0%} of elements at real positions count, the rest is padding")
+            parts.append(f"the figures are over {self.real} real of {self.positions} positions, the rest is padding")
         return f"output {self.name!r}: {'; '.join(parts)}" if parts else ""
 
     @property

@@ -52,6 +52,8 @@ class OutputComparison:
     indices: bool = False
     classes: ClassScores = field(default_factory=ClassScores)
     hidden: int = 0
+    real: int = 0
+    positions: int = 0
     nothing: int = 0
     strays: int = 0
     nonfinite: int = 0
@@ -88,7 +90,7 @@ class OutputComparison:
         """Add one sample or several single rows, as `update` does."""
         reference, candidate = pair.reference, pair.candidate
         self.indices |= reference.dtype.kind == "b" or (reference.dtype.kind in "iu" and reference.dtype.itemsize >= 4)
-        for count in ("hidden", "nothing", "strays", "nonfinite", "rows", "rows_found"):
+        for count in ("hidden", "real", "positions", "nothing", "strays", "nonfinite", "rows", "rows_found"):
             setattr(self, count, getattr(self, count) + getattr(pair, count))
         self.ranked |= pair.ranked is not None
         # Without a counterpart, no element can be subtracted. Such a sample still counts against the shares.
@@ -160,6 +162,8 @@ class OutputComparison:
             slices=() if classes else self.parts(),
             centred_db=None if classes or self.indices else self._centred_db(),
             hidden=self.hidden,
+            real=self.real,
+            positions=self.positions,
             nothing=self.nothing,
             strays=self.strays,
             rows_found=_share(self.rows_found, self.rows) if self.ranked else None,

@@ -151,20 +151,20 @@ class ActivationSums:
         self.inputs, self.rounding = OutputComparison(name), OutputComparison(name)
 
     def update(
-        self, layers: LayerArrays, accumulated: NDArray[Any], real: Callable[[NDArray[Any]], NDArray[Any]]
+        self, layers: LayerArrays, accumulated: NDArray[Any], real: Callable[[str, NDArray[Any]], NDArray[Any]]
     ) -> None:
         """Add one sample.
 
         Args:
             accumulated: the activation when the whole quantized model runs.
-            real: function that removes the padding from an array.
+            real: function that removes the padding from an array of a tensor.
         """
-        match = self.match
-        # Padding would count as perfect agreement.
-        exact = real(layers.exact[match.name])
-        self.accumulated.update(exact, match.as_read(real(accumulated)))
-        self.layer.update(exact, real(layers.alone[match.name]))
-        self.inputs.update(exact, real(layers.from_rounded[match.name]))
+        match, name = self.match, self.match.name
+        # Padding of a batch would count as perfect agreement, and nobody reads hidden positions.
+        exact = real(name, layers.exact[name])
+        self.accumulated.update(exact, match.as_read(real(name, accumulated)))
+        self.layer.update(exact, real(name, layers.alone[name]))
+        self.inputs.update(exact, real(name, layers.from_rounded[name]))
         # A tensor that stays float is not rounded.
         if match.kind != "float":
             self.rounding.update(exact, match.as_read(exact))

@@ -36,6 +36,8 @@ from typing import Any, Unpack
 
 import numpy as np
 import onnx_ir as ir
+from edgeq_device.measure.basis import Padding
+from edgeq_device.measure.pairs import find_visible
 from numpy.typing import NDArray
 
 from edgeq.data.samples import Sample, Samples, spread_over
@@ -59,6 +61,7 @@ from edgeq.measure.sensitivity import SAMPLES as PROBED
 from edgeq.measure.sensitivity import Place, ProbeOptions, change_power, follow_gradients
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.memory import partitions, tensor_sizes
+from edgeq.model.padding import find_padding
 from edgeq.model.parts import with_outputs
 from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
@@ -251,7 +254,7 @@ class LayerPair:
                 whole_session = self.session(self.quantized_graph, names)
                 sums = [self._sums(match) for match in part]
                 for sample in samples:
-                    layer_arrays, real = runs.run(sample), _real_rows(sample)
+                    layer_arrays, real = runs.run(sample), _real_elements(sample, find_padding(self.float_graph))
                     whole_outputs = _run(whole_session, sample, "the quantized model")
                     for activation_sums in sums:
                         activation_sums.update(layer_arrays, whole_outputs[activation_sums.match.computed], real)
@@ -512,12 +515,18 @@ def _difference(values: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.float32
     return np.where(np.isfinite(difference), difference, np.float32(0))
 
 
-def _real_rows(sample: Sample) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return a function that removes the padding from arrays of a gathered batch."""
+def _real_elements(sample: Sample, padding: Padding) -> Callable[[str, NDArray[Any]], NDArray[Any]]:
+    """Return a function that removes padding from the arrays of a tensor of the float model: the rows that fill up a
+    gathered batch, and the positions that a mask hides.
+    """
     contexts = sample.context.get("rows")
     size = len(next(iter(sample.inputs.values())))
 
-    def real(array: NDArray[Any]) -> NDArray[Any]:
-        return array[: len(contexts)] if contexts is not None and array.ndim and len(array) == size else array
+    def real(name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the array without padded rows, or the flat list of the real elements if some positions are hidden."""
+        count = len(contexts) if contexts is not None and array.ndim and len(array) == size else None
+        visible = find_visible(padding, name, array.shape, sample.inputs)
+        rows = array[:count] if count is not None else array
+        return rows if visible is None else rows[np.broadcast_to(visible, array.shape)[: len(rows)]]
 
     return real

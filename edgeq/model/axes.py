@@ -77,18 +77,25 @@ def _follow_node(node: ir.Node, output: ir.Value, axes: Mapping[str, Axis]) -> A
         axis = axes.get(name_of(value)) if value is not None else None
         if axis is None or value is None:
             continue
-        rule = _RULES.get(node.op_type, _follow_reduction if _is_reduction(node) else _align)
         # The first input whose axis survives decides, because a broadcast gives all inputs the same axes.
-        moved = rule(node, place, axis.place, value, output)
+        moved = follow_input(node, place, axis.place, output)
         if moved is not None:
             return Axis(moved, axis.origin)
     return None
 
 
+def follow_input(node: ir.Node, place: int, axis: int, output: ir.Value) -> int | None:
+    """Return the axis of a node's output that continues `axis` of the input at `place`, or None."""
+    value = node.inputs[place]
+    rule = _RULES.get(node.op_type, _follow_reduction if is_reduction(node) else _align)
+    return rule(node, place, axis, value, output) if value is not None else None
+
+
 _Rule = Callable[[ir.Node, int, int, ir.Value, ir.Value], int | None]
 
 
-def _is_reduction(node: ir.Node) -> bool:
+def is_reduction(node: ir.Node) -> bool:
+    """Return whether a node computes one number from all elements along some axes."""
     return node.op_type.startswith("Reduce") or node.op_type in _REDUCTIONS
 
 

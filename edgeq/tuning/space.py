@@ -202,14 +202,7 @@ def _apply_recovery(
         draft = folder.with_name(f"{folder.name}.draft")
         draft.mkdir(exist_ok=True)
         if recovery == _SMOOTH:
-            transformed, _ = smooth(
-                prepared,
-                samples,
-                draft / path.name,
-                symmetric=scheme.activation_symmetric,
-                exclude=scheme.exclude,
-                progress=progress,
-            )
+            transformed = smooth(prepared, samples, draft / path.name, scheme, progress=progress).prepared
         else:
             transformed, _ = fuse_attention(prepared, samples, draft / path.name)
         if transformed is prepared:

@@ -7,14 +7,18 @@ them less.
 
     k[c] = max |X[:, c]| ** alpha / max |W[c, :]| ** (1 - alpha)        (Xiao et al. 2023, equation 4)
 
-For each input, alpha is chosen for the least error of the quantized product, on rows of real activations. The division
-is folded into a LayerNormalization if nothing else reads its output. Otherwise the division becomes a Mul.
+For each input, alpha is chosen for the least error of the quantized product, on rows of real activations. So no build
+is needed to choose. A large alpha gives all channels one magnitude, and then any channel may exceed the range on other
+samples. So the factor and the range come from one half of the samples, and the error from the other half.
+
+The division costs nothing where constants can take it up (`edgeq.tuning.recover.channel_folds`). Otherwise the division
+becomes a Mul in front of the products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +26,27 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.calibration.sampled_values import tensor_values
+from edgeq.calibration.sampled_values import real_rows, spread, tensor_values
 from edgeq.data.samples import Samples
-from edgeq.model.edit import Editor, set_constant
-from edgeq.model.graph import MICROSOFT, GraphIndex, constant, is_op, name_of, node_input, read_count, readers
+from edgeq.model.edit import Editor
+from edgeq.model.graph import MICROSOFT, GraphIndex, constant, is_op, name_of
 from edgeq.model.prepare import PreparedModel, save_rewritten
+from edgeq.scheme import Scheme
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
+from edgeq.tuning.recover.channel_folds import ChannelFold, find_fold, replace_weight
 from edgeq.tuning.recover.layers import initializer
+from edgeq.tuning.recover.methods.weight_rounding import weight_limits
 from edgeq.util.display import SILENT, Progress
 
-ALPHAS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
+ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
 MIN_GAIN_DB = 1.0
 """A smaller gain is not worth the time of another Mul."""
 # Each sample costs a run of the float model.
-MAX_SAMPLES = 64
-ROWS = 256
+MAX_SAMPLES = 128
+ROWS = 1024
 """Number of rows of each input on which alpha is chosen. Each sample gives the same number of rows."""
 # With more outputs, every alpha would take longer to try.
-_COLUMNS = 512
+_COLUMNS = 256
 Floats = NDArray[np.float32]
 
 
@@ -57,21 +64,21 @@ class SmoothQuant(Recovery):
 
     def apply(self, state: RecoveryState, samples: Samples, workdir: Path, progress: Progress) -> RecoveryState:
         """See `Recovery.apply`. The new state still has the statistics and ranges of the old model."""
-        prepared, changed = smooth(
+        smoothed = smooth(
             state.prepared,
             samples,
             workdir / "smoothed.onnx",
-            symmetric=state.scheme.activation_symmetric,
-            exclude=state.scheme.exclude,
+            state.scheme,
             progress=progress,
         )
-        if not changed:
+        if not smoothed.factors:
             return state.note(f"{self.name}: no product with a constant matrix gains from it")
         # Name the products of the model before the change, because users exclude nodes by these names.
         groups = find_product_groups(state.prepared.model)
-        nodes = {name for group in groups if group.tensor in changed for name in group.products}
-        return state.replace(prepared=prepared, changed=state.changed | nodes).note(
-            f"{self.name}: {len(changed)} inputs of matrix products scaled"
+        nodes = {name for group in groups if group.tensor in smoothed.factors for name in group.products}
+        count, folded = len(smoothed.factors), len(smoothed.folded)
+        return state.replace(prepared=smoothed.prepared, changed=state.changed | nodes).note(
+            f"{self.name}: {count} inputs of matrix products scaled, {folded} of them without another node"
         )
 
 
@@ -90,8 +97,8 @@ class ProductGroup:
 
 @dataclass(frozen=True)
 class ObservedInput:
-    """Hold figures of one tensor: the range of each channel, always with zero in it, and rows [rows, channels] on which
-    factors are evaluated.
+    """Hold figures of one tensor on some samples: the range of each channel, always with zero in it, and rows [rows,
+    channels].
 
     The rows are only part of the values that the range covers. Rare tokens may make the range far wider than the rows.
     """
@@ -105,54 +112,74 @@ class ObservedInput:
         """Return the largest magnitude per channel."""
         return np.maximum(-self.low, self.high)
 
-    def step(self, k: Floats, *, symmetric: bool) -> float:
-        """Return the quantization step of the tensor in 8 bits, after its channels are divided by `k`."""
+    def round(self, rows: Floats, k: Floats, *, symmetric: bool) -> Floats:
+        """Return other rows, divided by `k`, as 8 bits represent them in this tensor's range."""
         low, high = float((self.low / k).min(initial=0)), float((self.high / k).max(initial=0))
-        return (2 * max(-low, high) if symmetric else high - low) / 255 or 1.0
+        if symmetric:
+            low, high = -max(-low, high), max(-low, high)
+        step = np.float32((high - low) / 255 or 1.0)
+        steps = np.rint(rows / (k * step))
+        return np.clip(steps, np.rint(low / step), np.rint(high / step), out=steps) * step
+
+
+@dataclass(frozen=True)
+class SmoothedModel:
+    """Hold a smoothed model.
+
+    Attributes:
+        prepared: the model, which computes the same as before.
+        factors: factors by the tensors that products read, float32 [channels]. Products now read these tensors divided
+            by the factors.
+        folded: tensor of `factors` → every tensor that is divided in the graph, each with factors that broadcast to its
+            shape. The other tensors of `factors` stay as they are, and a Mul divides them for the products.
+    """
+
+    prepared: PreparedModel
+    factors: Mapping[str, Floats] = field(default_factory=dict)
+    folded: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
 
 
 def smooth(
     prepared: PreparedModel,
     samples: Samples,
     destination: Path,
+    scheme: Scheme,
     *,
-    symmetric: bool = False,
-    exclude: Collection[str] = (),
     progress: Progress = SILENT,
-) -> tuple[PreparedModel, tuple[str, ...]]:
+) -> SmoothedModel:
     """Write the smoothed model, which computes the same as `prepared`.
 
     Args:
-        symmetric: whether activations will be quantized around zero.
-        exclude: names of nodes that stay in float and are left alone.
+        scheme: how the model will be quantized. Nodes that it keeps in float are left alone.
 
     Returns:
-        (the smoothed prepared model, names of the tensors that were smoothed). If no product gains, nothing is written,
-            and the result is `prepared` and no names.
+        The smoothed model. If no product gains, nothing is written, and the result is `prepared` without factors.
 
     Raises:
         DataError: ONNX Runtime refuses a sample.
     """
-    groups = find_product_groups(prepared.model, exclude)
+    groups = find_product_groups(prepared.model, scheme.exclude)
     if not groups:
-        return prepared, ()
+        return SmoothedModel(prepared)
     figures = observe(prepared, groups, samples, progress)
-    nodes = GraphIndex(prepared.model).nodes
+    index = prepared.graph
     factors: dict[str, Floats] = {}
     with progress.stage("Smoothing", len(groups)) as advance:
         for group in groups:
             # Products that read one tensor share its factor, so their matrices are judged as one.
-            matrix = np.concatenate([_matrix(nodes[name]) for name in group.products], axis=1)
-            factor = find_best_factor(figures[group.tensor], matrix, symmetric=symmetric)
+            matrix = np.concatenate([_matrix(index.nodes[name]) for name in group.products], axis=1)
+            # A division that costs nothing is worth any gain.
+            is_free = _find_group_fold(index, group, np.ones(len(matrix), np.float32)) is not None
+            factor = find_best_factor(figures[group.tensor], matrix, scheme, 0.0 if is_free else MIN_GAIN_DB)
             if factor is not None:
                 factors[group.tensor] = factor
             advance(1)
     if not factors:
-        return prepared, ()
+        return SmoothedModel(prepared)
     model = prepared.model.clone()
-    rescale(model, [g for g in groups if g.tensor in factors], factors)
+    folded = rescale(model, [g for g in groups if g.tensor in factors], factors)
     note = f"SmoothQuant on {len(factors)} inputs of matrix products"
-    return save_rewritten(prepared, model, destination, note), tuple(factors)
+    return SmoothedModel(save_rewritten(prepared, model, destination, note), factors, folded)
 
 
 def find_product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[ProductGroup, ...]:
@@ -175,88 +202,113 @@ def find_product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple
     return tuple(ProductGroup(tensor, tuple(products)) for tensor, products in products_by_tensor.items())
 
 
+Halves = tuple[ObservedInput, ObservedInput]
+"""Figures of one tensor on every second sample, and on the others."""
+
+
 def observe(
     prepared: PreparedModel, groups: Sequence[ProductGroup], samples: Samples, progress: Progress
-) -> dict[str, ObservedInput]:
-    """Return the values of the groups' tensors on at most `MAX_SAMPLES` samples, spread evenly over all samples."""
+) -> dict[str, Halves]:
+    """Return the values of the groups' tensors on at most `MAX_SAMPLES` samples, spread evenly over all samples.
+    Positions that a mask hides are left out, because nobody reads what the products compute there.
+    """
     names = [group.tensor for group in groups]
-    stride = max(1, len(samples) // MAX_SAMPLES)
-    picks = range(0, len(samples), stride)[:MAX_SAMPLES]
-    row_count = -(-ROWS // len(picks))
-    ranges: dict[str, tuple[Floats, Floats]] = {}
-    rows: dict[str, list[Floats]] = {name: [] for name in names}
-    subset = (sample for index, sample in enumerate(samples) if index in picks)
-    with progress.stage("Observing the inputs of matrix products", len(picks)) as advance:
-        for values in tensor_values(prepared, names, subset):
+    count = min(MAX_SAMPLES, len(samples))
+    row_count = -(-ROWS // count)
+    parts: dict[str, list[ObservedInput]] = {name: [] for name in names}
+    with progress.stage("Observing the inputs of matrix products", count) as advance:
+        for values in tensor_values(prepared, names, spread(samples, count)):
             for name in names:
-                table = np.asarray(values[name], np.float32)
-                table = table.reshape(-1, table.shape[-1])
+                table = np.asarray(real_rows(prepared.graph, name, values, -1), np.float32)
                 low, high = table.min(axis=0, initial=0), table.max(axis=0, initial=0)
-                lowest, highest = ranges.get(name, (low, high))
-                ranges[name] = np.minimum(low, lowest), np.maximum(high, highest)
-                rows[name].append(table[:: max(1, len(table) // row_count)][:row_count].copy())
+                rows = table[:: max(1, len(table) // row_count)][:row_count].copy()
+                parts[name].append(ObservedInput(low, high, rows))
             advance(1)
-    return {name: ObservedInput(*ranges[name], np.concatenate(rows[name])) for name in names}
+    # A single sample is both halves.
+    return {name: (_merge(part[::2]), _merge(part[1::2] or part)) for name, part in parts.items()}
 
 
-def find_best_factor(figures: ObservedInput, matrix: Floats, *, symmetric: bool) -> Floats | None:
-    """Return the k, float32 [channels], with the least error of the product; None if no k gains `MIN_GAIN_DB`.
+def _merge(parts: Sequence[ObservedInput]) -> ObservedInput:
+    low, high = (np.stack([getattr(part, end) for part in parts]) for end in ("low", "high"))
+    return ObservedInput(low.min(axis=0), high.max(axis=0), np.concatenate([part.rows for part in parts]))
+
+
+def find_best_factor(halves: Halves, matrix: Floats, scheme: Scheme, min_gain_db: float = MIN_GAIN_DB) -> Floats | None:
+    """Return the k, float32 [channels], with the least error of the product; None if no k gains more than
+    `min_gain_db`.
 
     Args:
         matrix: [channels, outputs].
-        symmetric: whether activations will be quantized around zero.
+        scheme: how the product will be quantized.
     """
     # Every n-th column instead of the first ones, so that all parts of the matrix count.
     columns = matrix[:, :: max(1, matrix.shape[1] // _COLUMNS)]
-    exact = figures.rows @ columns
-
-    def noise_of(k: Floats) -> float:
-        return _noise(figures.rows / k, columns * k[:, None], exact, figures.step(k, symmetric=symmetric))
-
-    unscaled_noise = noise_of(np.ones_like(figures.high))
-    noise, best = min(((noise_of(k), k) for k in _factors(figures.largest, matrix)), key=lambda pair: pair[0])
-    return best if noise * 10 ** (MIN_GAIN_DB / 10) < unscaled_noise else None
-
-
-def _factors(largest: Floats, matrix: Floats) -> Iterator[Floats]:
     peaks = np.abs(matrix).max(axis=1)
+    exact = [half.rows @ columns for half in halves]
+
+    def noise_of(alpha: float | None) -> float:
+        """Return the summed squared error of the quantized product."""
+        noise = 0.0
+        for seen, unseen, product in zip(halves, reversed(halves), reversed(exact), strict=True):
+            k = _factor(seen.largest, peaks, alpha)
+            rows = seen.round(unseen.rows, k, symmetric=scheme.activation_symmetric)
+            error = (rows @ _round_weights(columns * k[:, None], scheme) - product).astype(np.float64)
+            noise += float(np.einsum("ij,ij->", error, error))
+        return noise
+
+    noise, best = min(((noise_of(alpha), alpha) for alpha in ALPHAS), key=lambda pair: pair[0])
+    if noise * 10 ** (min_gain_db / 10) >= noise_of(None):
+        return None
+    return _factor(np.maximum(halves[0].largest, halves[1].largest), peaks, best)
+
+
+def _factor(largest: Floats, peaks: Floats, alpha: float | None) -> Floats:
+    """Return k, float32 [channels]; ones for None.
+
+    Args:
+        largest, peaks: the largest magnitudes of each channel in the tensor and in the matrix.
+    """
+    k = np.ones(len(largest), np.float64)
     used = (largest > 0) & (peaks > 0)
-    for alpha in ALPHAS:
-        k = np.ones(len(largest), np.float64)
+    if alpha is not None and used.any():
         k[used] = largest[used].astype(np.float64) ** alpha / peaks[used].astype(np.float64) ** (1 - alpha)
         # Only the ratios between channels matter. With values around one, nothing overflows or underflows.
-        k[used] /= np.exp(np.log(k[used]).mean()) if used.any() else 1.0
-        yield k.astype(np.float32)
+        k[used] /= np.exp(np.log(k[used]).mean())
+    return k.astype(np.float32)
 
 
-def _noise(rows: Floats, matrix: Floats, exact: Floats, step: float) -> float:
-    """Return the summed squared error of a product whose rows are in 8 bits (one scale) and whose matrix is in 8 bits
-    (one scale per column).
-    """
-    scale = np.abs(matrix).max(axis=0)
-    scale = np.where(scale > 0, scale, 1) / np.float32(127)
-    product = (np.rint(rows / np.float32(step)) * np.float32(step)) @ (np.rint(matrix / scale) * scale)
-    error = (product - exact).astype(np.float64)
-    return float(np.einsum("ij,ij->", error, error))
+def _round_weights(matrix: Floats, scheme: Scheme) -> Floats:
+    """Return the matrix as its 8-bit form represents it, with one scale for each output or one for all."""
+    lowest, highest = weight_limits(scheme.weight_type, scheme.reduce_range)
+    axis = 0 if scheme.per_channel else None
+    if scheme.weight_symmetric:
+        reach = 2 * np.abs(matrix).max(axis=axis, keepdims=True)
+    else:
+        reach = matrix.max(axis=axis, keepdims=True, initial=0) - matrix.min(axis=axis, keepdims=True, initial=0)
+    step = np.where(reach > 0, reach / np.float32(highest - lowest), np.float32(1))
+    return np.rint(matrix / step) * step
 
 
-def rescale(model: ir.Model, groups: Sequence[ProductGroup], factors: Mapping[str, Floats]) -> None:
+def rescale(
+    model: ir.Model, groups: Sequence[ProductGroup], factors: Mapping[str, Floats]
+) -> dict[str, Mapping[str, NDArray[Any]]]:
     """Divide each group's tensor by its factor, and multiply the matrices that read it by the factor, in place.
 
     Args:
         factors: factors by tensor, float32 [channels].
+
+    Returns:
+        See `SmoothedModel.folded`.
     """
     index, editor = GraphIndex(model), Editor(model)
+    folded: dict[str, Mapping[str, NDArray[Any]]] = {}
     for group in groups:
         k, x = factors[group.tensor], index.values[group.tensor]
         nodes = [index.nodes[name] for name in group.products]
-        normalization = x.producer()
-        # Fold the division into the normalization's own weights, so that it costs nothing at run time.
-        if normalization is not None and _feeds_only(normalization, nodes):
-            for place in (1, 2):
-                weights = constant(node_input(normalization, place))
-                if weights is not None:
-                    _replace_weight(editor, normalization, place, weights / k)
+        fold = _find_group_fold(index, group, k)
+        if fold is not None:
+            fold.apply(editor)
+            folded[group.tensor] = fold.divisors
         else:
             inverse = editor.constant(f"{group.tensor}/smoothing", 1 / k)
             smoothed = editor.node("Mul", [x, inverse], f"{group.tensor}/smoothed", before=nodes[0], like=x)
@@ -265,29 +317,17 @@ def rescale(model: ir.Model, groups: Sequence[ProductGroup], factors: Mapping[st
         for node in nodes:
             weights = constant(node.inputs[1])
             assert weights is not None
-            _replace_weight(editor, node, 1, weights * (k[None, :] if _is_transposed(node) else k[:, None]))
+            replace_weight(editor, node, 1, weights * (k[None, :] if _is_transposed(node) else k[:, None]))
+    return folded
 
 
-def _feeds_only(node: ir.Node, nodes: Collection[ir.Node]) -> bool:
-    """Return whether `node` is a LayerNormalization over the last axis that has constant parameters and that only
-    `nodes` nodes read.
-    """
-    output = node.outputs[0]
-    constants = all(value is None or initializer(value) is not None for value in node.inputs[1:])
-    alone = not output.is_graph_output() and set(readers(output)) <= set(nodes)
-    last_axis = node.attributes.get_int("axis", -1) == -1
-    return node.op_type == "LayerNormalization" and last_axis and constants and alone
-
-
-def _replace_weight(editor: Editor, node: ir.Node, place: int, values: NDArray[Any]) -> None:
-    """Replace a weight (float32) of a node: in place if only this node reads it, else by a new constant."""
-    weights = node.inputs[place]
-    assert weights is not None
-    if read_count(weights) == 1:
-        set_constant(weights, values)
-    else:
-        copy = editor.constant(f"{weights.name}/scaled", np.asarray(values, np.float32))
-        node.replace_input_with(place, copy)
+def _find_group_fold(index: GraphIndex, group: ProductGroup, k: Floats) -> ChannelFold | None:
+    """Return how constants take up the division of a group's tensor by `k`, or None if they cannot."""
+    x = index.values[group.tensor]
+    if x.shape is None:
+        return None
+    divisor = k.astype(np.float64).reshape(*(1,) * (len(x.shape) - 1), -1)
+    return find_fold(x, divisor, [index.nodes[name] for name in group.products])
 
 
 def _is_transposed(node: ir.Node) -> bool:

@@ -28,7 +28,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.base import with_compute
-from edgeq.calibration.sampled_values import spread, tensor_values
+from edgeq.calibration.sampled_values import real_rows, spread, tensor_values
 from edgeq.data.samples import Samples
 from edgeq.model.load import read_model, save_model
 from edgeq.model.memory import partitions
@@ -112,7 +112,10 @@ def measure_moments(
                 for layer in partition:
                     # Seed by the sample and the layer's size, so that the order of the passes decides nothing.
                     random = np.random.default_rng([number, layer.taps])
-                    sums[layer.name].add(values[layer.source], total, random)
+                    source = values[layer.source]
+                    if layer.op_type != "Conv":
+                        source = real_rows(prepared.graph, layer.source, values, -1)
+                    sums[layer.name].add(source, total, random)
                 advance(1)
             for layer in partition:
                 moments = sums.pop(layer.name).moments()

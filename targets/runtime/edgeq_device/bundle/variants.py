@@ -247,19 +247,22 @@ def _parse_basis(values: object, tolerance: Mapping[str, float], context: str) -
     body = require_object(values, context)
     check_keys(body, frozenset({"limits", "ranked", "padding"}), context)
     limits, padding = require_object(body.get("limits", {}), context), require_object(body.get("padding", {}), context)
-    check_keys(padding, frozenset({"masks", "axes"}), context)
+    check_keys(padding, frozenset({"masks", "axes", "keys"}), context)
     masks = require_object(padding.get("masks", {}), context)
-    ranked, axes = (_parse_axes(part, context) for part in (body.get("ranked", {}), padding.get("axes", {})))
-    if not {*limits, *ranked, *axes} <= set(tolerance):
+    ranked, axes, keys = (
+        _parse_axes(part, context)
+        for part in (body.get("ranked", {}), padding.get("axes", {}), padding.get("keys", {}))
+    )
+    if not {*limits, *ranked, *axes, *keys} <= set(tolerance):
         raise BundleError(f"{context} names an output that the self-test does not have")
     if not all(isinstance(hidden, bool) for hidden in masks.values()):
         raise BundleError(f"{context}: masks are not true or false")
-    if not {axis.origin for axis in axes.values()} <= set(masks):
+    if not {axis.origin for axis in (*axes.values(), *keys.values())} <= set(masks):
         raise BundleError(f"{context}: positions have no mask")
     return Basis(
         {name: _parse_tolerance(v, f"{context}: the limit of {name!r}") for name, v in limits.items()},
         ranked,
-        Padding(masks, axes),
+        Padding(masks, axes, keys),
     )
 
 

@@ -39,10 +39,12 @@ class Padding:
     Attributes:
         masks: input [N, S] → the truth value that its elements have at hidden positions.
         axes: tensor → the axis of its positions; the axis' origin is the input that masks them.
+        keys: tensor → a second axis of positions. The scores of an attention have positions on two axes.
     """
 
     masks: Mapping[str, bool] = field(default_factory=dict)
     axes: Mapping[str, Axis] = field(default_factory=dict)
+    keys: Mapping[str, Axis] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,15 @@ class Basis:
 
     def of(self, names: Sequence[str]) -> Basis:
         """Return the basis of some tensors alone."""
-        axes = {name: axis for name, axis in self.padding.axes.items() if name in names}
-        masks = {axis.origin: self.padding.masks[axis.origin] for axis in axes.values()}
+        axes, keys = (
+            {name: axis for name, axis in part.items() if name in names}
+            for part in (self.padding.axes, self.padding.keys)
+        )
+        masks = {axis.origin: self.padding.masks[axis.origin] for axis in (*axes.values(), *keys.values())}
         return Basis(
             {name: limit for name, limit in self.limits.items() if name in names},
             {name: axis for name, axis in self.ranked.items() if name in names},
-            Padding(masks, axes),
+            Padding(masks, axes, keys),
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 
 import numpy as np
 
-from edgeq_device.measure.basis import Basis, Padding
+from edgeq_device.measure.basis import Axis, Basis, Padding
 from edgeq_device.measure.rows import match_rows
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class OutputPair:
         reference, candidate: arrays; of one shape if rows were matched.
         mask: which elements count, in the arrays' shape; None if all do.
         hidden: number of elements at padded positions.
+        real, positions: numbers of real positions and of all positions, if a mask hides positions of this output.
         nothing: number of elements that mean nothing in both models.
         strays: number of elements that mean nothing in one model alone.
         nonfinite: number of elements that are NaN or infinite in one model alone and are not strays.
@@ -39,6 +40,8 @@ class OutputPair:
     candidate: Array
     mask: Optional[Array] = None
     hidden: int = 0
+    real: int = 0
+    positions: int = 0
     nothing: int = 0
     strays: int = 0
     nonfinite: int = 0
@@ -92,18 +95,37 @@ def find_visible(padding: Padding, tensor: str, shape: Sequence[int], inputs: Ar
     Args:
         inputs: the model's inputs from which the tensor was computed.
     """
+    axes = (padding.axes.get(tensor), padding.keys.get(tensor))
+    marks = [_mark_real(axis, padding.masks[axis.origin], shape, inputs) for axis in axes if axis is not None]
+    found = [real for real in marks if real is not None and not real.all()]
+    return np.logical_and(*found) if len(found) == 2 else found[0] if found else None
+
+
+def count_positions(padding: Padding, tensor: str, shape: Sequence[int], inputs: Arrays) -> Tuple[int, int]:
+    """Return the numbers of real positions and of all positions of a tensor; (0, 0) if no mask applies to it."""
     axis = padding.axes.get(tensor)
-    mask = inputs.get(axis.origin) if axis is not None else None
-    if axis is None or mask is None or mask.ndim != 2 or axis.place >= len(shape):
+    real = _mark_real(axis, padding.masks[axis.origin], shape, inputs) if axis is not None else None
+    return (int(real.sum()), real.size) if real is not None else (0, 0)
+
+
+def _mark_real(axis: Axis, hidden: bool, shape: Sequence[int], inputs: Arrays) -> Optional[Array]:
+    """Return which positions along one axis are real, in a shape that broadcasts to `shape`. Return None if the mask
+    does not fit, or hides everything.
+
+    Args:
+        hidden: the truth value of the mask at hidden positions.
+    """
+    mask = inputs.get(axis.origin)
+    if mask is None or mask.ndim != 2 or axis.place >= len(shape):
         return None
-    real: Array = mask.astype(bool) != padding.masks[axis.origin]
-    if real.all() or not real.any() or shape[axis.place] != real.shape[1]:
+    real: Array = mask.astype(bool) != hidden
+    length, trailing = shape[axis.place], (1,) * (len(shape) - axis.place - 1)
+    if not real.any():
         return None
-    trailing = (1,) * (len(shape) - axis.place - 1)
-    if axis.place and shape[0] == len(real):
+    if axis.place and length == real.shape[1] and shape[0] == len(real):
         return real.reshape(len(real), *(1,) * (axis.place - 1), real.shape[1], *trailing)
-    # Without a batch axis, the positions are those of a batch of one.
-    return real.reshape(-1, *trailing) if len(real) == 1 else None
+    # Without a batch axis, the positions are those of the whole batch, one sequence after the other.
+    return real.reshape(-1, *trailing) if length == real.size and (len(real) == 1 or not axis.place) else None
 
 
 def _match_group(basis: Basis, names: Sequence[str], reference: Arrays, candidate: Arrays) -> Iterator[OutputPair]:
@@ -131,6 +153,9 @@ def _mark_counted(basis: Basis, pair: OutputPair, inputs: Arrays) -> OutputPair:
     reference, candidate = pair.reference, pair.candidate
     if reference.shape != candidate.shape or not reference.size:
         return pair
+    if pair.ranked is None:
+        count, positions = count_positions(basis.padding, pair.name, reference.shape, inputs)
+        pair = replace(pair, real=count, positions=positions)
     visible = find_visible(basis.padding, pair.name, reference.shape, inputs) if pair.ranked is None else None
     real = None if visible is None else np.broadcast_to(visible, reference.shape)
     hidden = 0 if real is None else int((~real).sum())
