@@ -223,18 +223,19 @@ def test_an_engine_that_is_far_behind_is_not_raced_further(fake: Engine) -> None
     alone = FakeEvaluator({"a": Fact(2.0), "b": Fact(1.5)})
     search([A, B], profile(), alone, Goal(), BudgetClock(None, Clock()))
     assert outcome.chosen == "a"
-    assert outcome.trial("a in fake").reason == "20.00 times the latency of a"
+    assert "slower than float32" in outcome.trial("a in fake:bf16").reason
     assert "slower than float32" in outcome.trial("unquantized in fake:bf16").reason
     assert not [line for line in evaluator.log if line.startswith("assess") and "fake" in line]
     assert [x for x in evaluator.log if x.startswith("assess")] == [x for x in alone.log if x.startswith("assess")]
     assert "build b in fake" not in evaluator.log
 
 
-def test_one_file_is_assessed_in_one_engine_only(fake: Engine) -> None:
-    facts = {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(4.0), "b in fake": Fact(3.0)}
-    _, evaluator = run(fake, facts)
-    before = evaluator.log[: evaluator.log.index("assess a in fake 400")]
-    assert not [line for line in before if line.startswith("assess a ") and "fake" not in line]
+def test_a_candidate_is_not_dropped_by_the_figures_of_another_engine(fake: Engine) -> None:
+    facts = {"a": Fact(2.0, sqnr_db=10), "b": Fact(1.5, sqnr_db=10), "a in fake": Fact(4.0), "b in fake": Fact(3.0)}
+    outcome, evaluator = run(fake, facts, methods=("x",))
+    for name in ("a", "a in fake"):
+        assert f"assess {name} 400" in evaluator.log
+        assert outcome.trial(f"{name} + recovery").candidate.recoveries == ("x",)
 
 
 def test_the_smallest_is_quantized(fake: Engine) -> None:
@@ -345,17 +346,17 @@ def test_a_process_that_has_ended_is_started_anew(tmp_path: Path, monkeypatch: p
             assert opened.ended() == ("fake",)
 
 
-@pytest.mark.parametrize(("speed", "where"), [(2.05, " in fake"), (1.95, "")])
-def test_calibration_methods_are_tried_for_the_faster_of_two_twins_alone(
-    fake: Engine, speed: float, where: str
-) -> None:
+def test_calibration_methods_and_recoveries_are_tried_in_every_engine(fake: Engine) -> None:
     kernel, method = Candidate("U8S8 per-channel, minmax", Scheme()), "U8S8 per-channel, mse"
-    own = {name: Fact(2.0) for name in (kernel.name, method)}
-    evaluator = FakeEvaluator({**own, **{f"{name} in fake": Fact(speed) for name in own}, "unquantized": Fact(0.5)})
+    facts = {f"{kernel.name} in fake": Fact(3.0), f"{method} in fake": Fact(3.0), "unquantized": Fact(0.5)}
+    evaluator = FakeEvaluator(facts, methods=("x",))
     field = Field((EngineChoice(fake),))
     search([kernel], profile(method=["mse"]), evaluator, Goal(), BudgetClock(None, Clock()), engines=field)
-    assessed = {line.removeprefix("assess ").rpartition(" ")[0] for line in evaluator.log if "assess" in line}
-    assert assessed == {kernel.name, f"{kernel.name} in fake", f"{method}{where}"}
+    built = {line.removeprefix("build ") for line in evaluator.log if line.startswith("build") and "unq" not in line}
+    assert built == {f"{name}{where}" for name in (kernel.name, method) for where in ("", " in fake")} | {
+        f"{kernel.name} + recovery",
+        f"{kernel.name} in fake + recovery",
+    }
 
 
 def test_the_closer_of_two_equally_fast_candidates_stays(fake: Engine) -> None:
@@ -375,15 +376,14 @@ def test_an_engine_slower_than_float32_gets_no_more_candidates(fake: Engine) -> 
     assert "b in fake" not in {trial.name for trial in outcome.trials}
 
 
-@pytest.mark.parametrize(("own", "raced"), [(1.5, False), (2.1, True)])
-def test_candidates_with_slow_layers_in_float_run_in_slower_engines(fake: Engine, own: float, raced: bool) -> None:
+def test_candidates_with_slow_layers_in_float_run_in_every_engine(fake: Engine) -> None:
     kernel = Candidate("U8S8 per-channel, minmax", Scheme())
     mixed = "U8S8 per-channel, minmax (1 in float)"
-    facts = {kernel.name: Fact(1.4), mixed: Fact(own), f"{kernel.name} in fake": Fact(1.8)}
+    facts = {kernel.name: Fact(1.4), mixed: Fact(1.5), f"{kernel.name} in fake": Fact(1.8)}
     evaluator = FakeEvaluator({**facts, "unquantized": Fact(0.5)}, slow=("x",))
     field = Field((EngineChoice(fake),))
     outcome = search([kernel], profile(), evaluator, Goal(), BudgetClock(None, Clock()), engines=field)
-    assert (f"{mixed} in fake" in {trial.name for trial in outcome.trials}) == raced
+    assert f"{mixed} in fake" in {trial.name for trial in outcome.trials}
 
 
 @pytest.mark.parametrize(("gains", "raced"), [({1: 1.6}, False), ({1: 1.3}, True), ({0: 1.6}, False)])
