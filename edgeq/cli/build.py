@@ -298,9 +298,6 @@ def _package_lines(result: Packaged, *, verbose: bool) -> Lines:
     yield from (f"bundle: {bundle}" for bundle in dict.fromkeys(result.bundles.values()))
 
 
-_LOSERS_SHOWN = 10
-
-
 @command("tune")
 @click.argument("model", type=PATH)
 @data_options
@@ -479,8 +476,7 @@ def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
         rows.append((candidate["name"], times, claim.figures(), *losses, size, candidate["status"]))
     yield table(heads, rows, title="Pareto front", title_justify="left")
     lost = [c for c in record["candidates"] if c["status"] != "chosen"]
-    for candidate in lost if verbose else lost[:_LOSERS_SHOWN]:
-        yield f"{candidate['name']}: {candidate['reason']}"
-    if not verbose and len(lost) > _LOSERS_SHOWN:
-        yield f"and {len(lost) - _LOSERS_SHOWN} more (-v shows them)"
-    yield f"{len(record['candidates'])} candidates in {record['elapsed_s']:.0f} s"
+    if verbose:
+        yield from (f"{candidate['name']}: {candidate['reason']}" for candidate in lost)
+    more = "" if verbose else " (-v shows why each of the others was not chosen)"
+    yield f"{len(record['candidates'])} candidates in {record['elapsed_s']:.0f} s{more}"

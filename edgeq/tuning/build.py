@@ -4,14 +4,14 @@ nothing in int8, that are duplicates, or whose outputs are far from float32's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from edgeq.errors import BoardError, EdgeqError
 from edgeq.hardware.profile import Profile
-from edgeq.tuning.comparison import is_outrun
 from edgeq.tuning.measurements import Screening, Stage
 from edgeq.tuning.sentences import describe_unclaimed
-from edgeq.tuning.space import Candidate, in_own_kernels, method_candidates
+from edgeq.tuning.space import Candidate, engine_name, method_candidates
 from edgeq.tuning.trials import Trial, Trials, group_by_structure
 
 
@@ -57,32 +57,40 @@ def _screen(trials: Trials, candidate: Candidate) -> Screening | EdgeqError:
         return error
 
 
-def build_methods(trials: Trials, profile: Profile) -> None:
-    """Build other calibration methods for the kernel choices that are worth it. Keep only the promising methods of each
-    structure.
+def build_forms(trials: Trials, profile: Profile) -> None:
+    """Build the other calibration methods of each kernel choice in the run, and its repaired form: the method whose
+    outputs are closest to float32's, with all recoveries that cost no time on the device. Keep only the promising forms
+    of each structure.
 
-    An engine may take seconds to compile each file. So two groups of kernel choices get only a few methods: choices
-    that run in a plug-in engine, and choices that are slower than one of those. They get the methods whose files follow
-    float32 most closely in onnxruntime's own kernels. One kernel choice is enough to find these methods: methods differ
-    only in the ranges of activations, which are the same for every kernel choice.
+    A plug-in may take seconds to compile each file. So a choice that runs in a plug-in gets only a few methods, those
+    whose files follow float32 most closely in onnxruntime's own kernels. Methods differ only in the ranges of
+    activations, which are the same for every kernel choice.
     """
     _drop_dominated(trials)
-    closest: tuple[str, ...] | None = None
-    # Choices with all methods come first, because their builds show which methods are the closest.
-    for kernel in sorted(trials.alive(), key=lambda t: _gets_few_methods(trials, t)):
-        if any(is_same_file(kernel, rival) and is_outrun(kernel, rival, trials.pace.twin) for rival in trials.alive()):
-            continue  # this candidate would be almost as accurate as the same file in the faster engine
+    # Onnxruntime's own kernels come first, because their builds show which methods are the closest.
+    for kernel in sorted(trials.alive(), key=lambda t: t.candidate.engine is not None):
         methods = method_candidates(kernel.candidate, profile)
-        if len(methods) > trials.pace.methods and _gets_few_methods(trials, kernel):
-            closest = _find_closest_methods(trials, kernel.candidate, methods) if closest is None else closest
-            methods = tuple(c for c in methods if _method_key(c) in closest)
+        if kernel.candidate.engine is not None:
+            methods = _select_closest_methods(trials, methods)
+        names = [kernel.name, *(c.name for c in methods)]
         build_all(trials, [c.replace(threads=kernel.candidate.threads) for c in methods])
+        closest = max((trials[name] for name in names), key=lambda t: t.sqnr_db)
+        if (repaired := add_free_recoveries(trials, closest.candidate)) is not None and not trials.deadline.passed():
+            build(trials, repaired, "recovery", closest.name)
     for group in group_by_structure(trials.alive()):
         best = max(group, key=lambda t: t.sqnr_db)
         for trial in group:
             if (lower := best.sqnr_db - trial.sqnr_db) > trials.pace.sqnr_db:
                 why = f"as fast as {best.name}, and its outputs' SQNR is {lower:.0f} dB lower"
                 trials.eliminate(trial.name, why)
+
+
+def add_free_recoveries(trials: Trials, candidate: Candidate) -> Candidate | None:
+    """Return `candidate` with all recoveries that cost no time on the device; None if none applies to it."""
+    groups = trials.evaluator.recovery_groups()
+    if candidate.scheme.mode != "static" or candidate.builder or not groups or not groups[0]:
+        return None
+    return candidate.replace(name=f"{candidate.name} + recovery", recoveries=groups[0])
 
 
 def is_same_file(trial: Trial, twin: Trial) -> bool:
@@ -93,66 +101,35 @@ def is_same_file(trial: Trial, twin: Trial) -> bool:
     return trial.candidate.engine != twin.candidate.engine and a == b
 
 
-def _gets_few_methods(trials: Trials, kernel: Trial) -> bool:
-    """Return whether a kernel choice gets only the most promising methods: it runs in an engine, or is slower than a
-    choice that does.
+def _select_closest_methods(trials: Trials, variants: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Return the few candidates of `variants` whose calibration methods follow float32 most closely in onnxruntime's
+    own kernels. Return all of them if no kernel choice of these kernels is in the run.
     """
-    ahead = (t for t in trials.alive() if t.candidate.engine is not None and t.candidate.quantized)
-    return kernel.candidate.engine is not None or any(is_outrun(kernel, rival, trials.pace.behind) for rival in ahead)
+    # Of several methods that give the same file, only one is in the run.
+    own = [t for t in trials.alive() if t.candidate.engine is None and not t.candidate.recoveries]
+    sqnr_db = {_method_key(t.candidate): t.sqnr_db for t in sorted(own, key=lambda t: t.sqnr_db)}
+    ranked = sorted(variants, key=lambda c: -sqnr_db.get(_method_key(c), -math.inf))
+    return [c for c in ranked if not sqnr_db or _method_key(c) in sqnr_db][: trials.pace.methods if sqnr_db else None]
 
 
 def _method_key(candidate: Candidate) -> str:
     return f"{candidate.scheme.method} {sorted(candidate.scheme.method_options.items())}"
 
 
-def _find_closest_methods(trials: Trials, kernel: Candidate, variants: Sequence[Candidate]) -> tuple[str, ...]:
-    """Return the methods of `variants` whose files follow float32 most closely in onnxruntime's own kernels. If two
-    methods give identical files, only one is returned.
-
-    The files come from a kernel choice that was already built for onnxruntime's own kernels with all of these methods.
-    If there is no such choice, `kernel` is built with the methods until the deadline.
-    """
-    method_keys = {_method_key(c) for c in variants}
-    built: dict[str, dict[str, Screening]] = {}
-    for trial in trials:
-        if trial.candidate.engine is None and trial.screening is not None:
-            built.setdefault(trial.structure, {})[_method_key(trial.candidate)] = trial.screening
-    screenings = next((methods for methods in built.values() if method_keys <= methods.keys()), {})
-    refused = []
-    for candidate in () if screenings else (kernel, *variants):
-        if trials.deadline.passed():
-            break
-        screening = _screen(trials, in_own_kernels(candidate))
-        if isinstance(screening, Screening):
-            screenings[_method_key(candidate)] = screening
-        else:  # the engine may accept files that these kernels refuse
-            refused.append(_method_key(candidate))
-    distinct: dict[str, str] = {}
-    for name in sorted(screenings, key=lambda name: (name in method_keys, -screenings[name].sqnr_db)):
-        distinct.setdefault(screenings[name].content, name)
-    ranked = [name for name in (*refused, *distinct.values()) if name in method_keys]
-    return tuple(ranked[: trials.pace.methods])
-
-
 def _drop_dominated(trials: Trials) -> None:
-    """Drop a kernel choice if another one is at least as cheap and has outputs that are far closer to float32's. If two
-    run about as fast in one engine, drop the one whose outputs are further from float32's. If the cost is a speed that
-    cannot be claimed, keep both.
+    """Drop a kernel choice if another one of its engine is at least as cheap and has outputs that are far closer to
+    float32's. If a plug-in runs two about as fast, drop the one whose outputs are further from float32's. If the cost
+    is a speed that cannot be claimed, keep both.
     """
     for trial in trials.alive():
         for rival in trials.alive():
-            margin_db = (
-                trials.pace.alike_db if trials.by_time and _is_in_same_engine(trial, rival) else trials.pace.sqnr_db
-            )
+            if engine_name(trial.candidate) != engine_name(rival.candidate):
+                continue
+            compiled = trials.by_time and trial.candidate.engine and trial.candidate.quantized
+            margin_db = trials.pace.alike_db if compiled and rival.candidate.quantized else trials.pace.sqnr_db
             comparable = not trials.by_time or not describe_unclaimed(trial, rival)
             lower = rival.sqnr_db - trial.sqnr_db
             if comparable and lower > margin_db and not trials.is_cheaper(trial, rival):
                 why = f"no better than {rival.name} in {trials.objective}"
                 trials.eliminate(trial.name, f"{why}, and its outputs' SQNR is {lower:.0f} dB lower")
                 break
-
-
-def _is_in_same_engine(trial: Trial, rival: Trial) -> bool:
-    """Return whether the same plug-in runs both trials, and both are quantized."""
-    a, b = trial.candidate, rival.candidate
-    return a.engine is not None and a.engine == b.engine and a.quantized and b.quantized

@@ -1,10 +1,9 @@
-"""Compare trials with the goal, and with each other, by what is certain about their accuracy and speed."""
+"""Compare trials with the goal, by what is certain about their accuracy and speed."""
 
 from __future__ import annotations
 
 from edgeq.tuning.goal import DOUBTFUL, MET, MISSED, Goal
 from edgeq.tuning.pace import EQUAL
-from edgeq.tuning.sentences import describe_unclaimed
 from edgeq.tuning.trials import BY_TIME, Trial
 
 
@@ -36,11 +35,3 @@ def judge_speed(trial: Trial, goal: Goal) -> int:
     if claim.interval is None and trial.candidate.engine is not None:
         return MISSED
     return MET if claim.interval is not None else DOUBTFUL
-
-
-def is_outrun(trial: Trial, rival: Trial, by: float) -> bool:
-    """Return whether `trial` certainly takes longer than `rival` by at least the share `by`. Return False if one of the
-    speeds cannot be claimed.
-    """
-    comparable = trial.timing is not None and rival.timing is not None and not describe_unclaimed(trial, rival)
-    return comparable and rival.latency * (1 + by) < trial.latency

@@ -289,8 +289,8 @@ class LocalEvaluator:
         if self._target.profile.integer_only:
             vain |= {name for name, recovery in recoveries().items() if recovery.keeps_float}
         every = recovery_groups(complete=self._repairs)
-        groups = (tuple(name for name in group if name not in vain) for group in every)
-        return tuple(group for group in groups if group)
+        free, *costly = (tuple(name for name in group if name not in vain) for group in every)
+        return (free, *(group for group in costly if group))
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> float_layers.LayerRanking:
         """See `Evaluator.rank`."""

@@ -29,8 +29,6 @@ class Pace:
         equal: share by which two speeds must differ to count as different. A race need not settle a smaller difference.
         first_races: duration of each of the first races, as a share of the last race's duration.
         behind: a candidate that takes longer by this share is behind.
-        twin: if a file is faster in one engine than in the others by this share, other calibration methods are built
-            only for that engine.
         threads: if one number of threads is faster than all others by this share in onnxruntime's own kernels, a
             plug-in gets that number without a race, because opening a plug-in may take seconds.
         gain: a second candidate must be faster by this share to be recovered in addition to the first.
@@ -38,9 +36,8 @@ class Pace:
             decibels.
         alike_db: like `sqnr_db`, but for candidates that one plug-in runs about equally fast. The limit is separate
             because a plug-in may take seconds to compile each calibration method.
-        methods: number of calibration methods to try in a plug-in. The same number is tried for a candidate that
-            recoveries do not repair.
-        recovered: number of structures that are recovered.
+        methods: number of calibration methods to try in a plug-in.
+        recovered: number of kernel choices that get recoveries that cost speed.
         finalists: number of structures in the last race.
         hopeless: multiple of the allowed loss. A candidate is given up if it loses more than that even with as many
             layers in float as it may have.
@@ -50,7 +47,6 @@ class Pace:
     equal: float = EQUAL
     first_races: float = 0.25
     behind: float = BEHIND
-    twin: float = 0.0
     threads: float = 0.5
     gain: float = BEHIND
     sqnr_db: float = SQNR_BEHIND_DB
@@ -67,7 +63,6 @@ THOROUGH = Pace(
     equal=0.0,
     first_races=1.0,
     behind=math.inf,
-    twin=math.inf,
     threads=math.inf,
     gain=0.0,
     sqnr_db=math.inf,

@@ -18,10 +18,10 @@ from edgeq.tuning.build import build
 from edgeq.tuning.engines import Field, find_engine_candidates
 from edgeq.tuning.evaluator import Race, Runner
 from edgeq.tuning.pace import BEHIND, EQUAL
+from edgeq.tuning.precisions import drop_worse_precisions
 from edgeq.tuning.sentences import describe_delay, describe_speed_against_float
 from edgeq.tuning.space import Candidate, engine_name, in_float
 from edgeq.tuning.trials import FLOAT, Trial, Trials, group_by_structure
-from edgeq.tuning.twins import drop_slower_twins
 
 RACE_S = 18.0
 """Seconds after which a stage of races ends. Runners whose order is still in doubt are then close enough."""
@@ -50,9 +50,7 @@ def time_kernels(trials: Trials, threads: Sequence[int], engines: Field) -> None
     sources = [t.candidate for t in trials.alive() if t.candidate.engine is None]
     for candidate in () if engines.own else sources:
         trials.eliminate(candidate.name, "⟨engine⟩ leaves onnxruntime's own kernels out")
-    drop_slower_twins(
-        trials, with_own_kernels=False
-    )  # with some layers in float, onnxruntime's own kernels may still become faster
+    drop_worse_precisions(trials)
     _race_variants(trials, sources, engines, seconds)
     if trials.objective == "memory":
         for trial in runners:
@@ -127,34 +125,26 @@ def list_prefixes(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field, seconds: float) -> None:
-    """Time variants of the kernel choices: the fastest static choice with its slow layers in float, and the other
-    choices in each engine whose first int8 candidate is not slower than float32.
+    """Time variants of the kernel choices: the fastest static choice with its slow layers in float, and all choices in
+    each engine whose first int8 candidate is not slower than float32.
 
-    Of the forms with layers in float, keep only the fastest. That form is also tried in the other engines, except in
-    engines that are already faster. Its slow layers were found in onnxruntime's own kernels, but leaving them in float
-    may help in the other engines as well.
+    Of the forms with layers in float, only the fastest is kept. The other engines run it as well: its slow layers were
+    found in onnxruntime's own kernels, but leaving them in float may help in the other engines too.
     """
     family = _build_slow_layers_in_float(trials)
+    if family:
+        race(trials, [trials[name] for name in family], seconds)
+        # Keep only one form, even if the race shows no difference. Otherwise every form would be built with all
+        # calibration methods.
+        fastest = min((trials[name] for name in family), key=lambda t: t.latency)
+        for name in family:
+            if name != fastest.name:
+                trials.eliminate(name, describe_delay(trials[name], fastest))
+        sources = [*sources, fastest.candidate]
     more = [c.name for c in find_engine_candidates(trials, sources, engines) if build(trials, c)]
-    if family or more:
-        race(trials, [trials[name] for name in (*family, *more)], seconds)
-    # Keep only one form, even if the race shows no difference. Otherwise every form would be built with all calibration
-    # methods.
-    fastest = min((trials[name] for name in family), key=lambda t: t.latency, default=None)
-    for name in family:
-        if fastest is not None and name != fastest.name:
-            trials.eliminate(name, describe_delay(trials[name], fastest))
-    drop_slower_twins(trials)
-    if fastest is None or fastest.stage != "exclusion":
-        return
-    in_front = {
-        engine_name(t.candidate) for t in trials.alive() if t.latency * (1 + trials.pace.twin) < fastest.latency
-    }
-    twins = [c for c in find_engine_candidates(trials, [fastest.candidate], engines) if engine_name(c) not in in_front]
-    twin_names = [c.name for c in twins if build(trials, c)]
-    if twin_names:
-        race(trials, [trials[name] for name in twin_names], seconds)
-        drop_slower_twins(trials)
+    if more:
+        race(trials, [trials[name] for name in more], seconds)
+    drop_worse_precisions(trials)
 
 
 def _build_slow_layers_in_float(trials: Trials) -> list[str]:

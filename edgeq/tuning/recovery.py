@@ -1,4 +1,6 @@
-"""Recover candidates that are cheap but lose too much: methods that cost no speed first, layers in float last."""
+"""Recover candidates that are cheap but lose too much with all recoveries that cost no speed: recoveries that cost
+speed first, layers in float last.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from edgeq.scheme import ALL_NODES
 from edgeq.tuning.float_layers import EXCLUDE, WIDE, select_float_layers
 from edgeq.tuning.judge import assess_in_full, build_and_assess, simulate_trial
 from edgeq.tuning.race import RACE_S, race_new, race_until_claimed
+from edgeq.tuning.space import engine_name
 from edgeq.tuning.trials import WIDE_COST, Trial, Trials
 
 # Fields of a scheme that a ranking may choose nodes for, as words in the names of candidates.
@@ -19,8 +22,8 @@ _EXCLUSION_REASON = "kept in float to lose less accuracy"
 
 
 def recover_accuracy(trials: Trials, profile: Profile) -> None:
-    """Repair candidates that are cheaper than the best qualifying candidate, so that they qualify as well. Recoveries
-    are tried first, then layers in float.
+    """Repair candidates that are cheaper than the best qualifying candidate, so that they qualify as well: each kernel
+    choice only once, in the engine that runs it fastest.
 
     If tensors may have 16 bits, all of them get 16 bits first. The result is often usable, but has more bits than
     needed. If even that result certainly loses too much, smaller sets of tensors are not tried.
@@ -40,100 +43,31 @@ def recover_accuracy(trials: Trials, profile: Profile) -> None:
 
 
 def _recover(trials: Trials, base: Trial, profile: Profile) -> None:
-    """Recover `base`: by recoveries, by all tensors in 16 bits if the hardware has them, and by layers in float if the
-    hardware has float.
+    """Recover `base`: by recoveries that cost speed, by all tensors in 16 bits if the hardware has them, and by layers
+    in float if the hardware has float.
     """
     widens = WIDE in profile.search
-    widest = _build_on_16_bits(trials, base) if widens else None
-    best = _try_other_ranges(trials, base, _apply_recoveries(trials, base))
-    # Layers in float are the last resort, because unlike most recoveries they cost speed.
+    best = _add_costly_recoveries(trials, base)
+    # Layers in float are the last resort, because they cost the most speed.
     if trials.meets(best) or trials.deadline.passed() or (profile.integer_only and not widens):
         return
-    if widest is not None and not trials.meets(widest):
-        widest = _build_on_16_bits(trials, best)
+    widest = _build_on_16_bits(trials, best) if widens else None
     # If even the lower end of the loss's interval is above the limit, it is 97.5 % certain that the candidate loses too
     # much.
     if widest is None or (widest.final_assessment is not None and widest.final_assessment.low <= trials.goal.limit):
         _keep_layers_in_float(trials, best, _find_headroom(trials, base, widens))
 
 
-def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
-    """Return `base` with the set of recoveries that does best. Each group of recoveries is added as a whole or, if that
-    does harm, one by one. Then a recovery is removed if the others do better without it, or if it costs speed and is
-    not needed.
-    """
-    every, base_recoveries = trials.evaluator.recovery_groups(), base.candidate.recoveries
-    if base.candidate.scheme.mode != "static" or base.candidate.builder or not every:
+def _add_costly_recoveries(trials: Trials, base: Trial) -> Trial:
+    """Return `base` with all recoveries, those that cost speed as well, or `base` if it loses less without them."""
+    names = [name for group in trials.evaluator.recovery_groups()[1:] for name in group]
+    if not names or base.candidate.scheme.mode != "static" or base.candidate.builder:
         return base
-    groups = tuple(tuple(name for name in group if name not in base_recoveries) for group in every)
-    best, max_drop, deadline = base, trials.goal.limit, trials.deadline
-    attempts = {frozenset(base.candidate.recoveries)}
-
-    # Builds of one candidate take about as long each time, so the longest so far predicts the next.
-    longest_s = 0.0
-
-    def attempt(name: str, recoveries: tuple[str, ...]) -> Trial:
-        """Build and assess the best candidate so far with the set `recoveries`, and remember that it was tried."""
-        nonlocal longest_s
-        attempts.add(frozenset(recoveries))
-        candidate = best.candidate.replace(name=f"{best.name} {name}", recoveries=recoveries)
-        start = deadline.elapsed_s
-        trial = build_and_assess(trials, candidate, "recovery", best.name)
-        longest_s = max(longest_s, deadline.elapsed_s - start)
-        return trial
-
-    def expired() -> bool:
-        """Return whether another attempt would probably exceed the budget."""
-        return deadline.passed() or deadline.remaining_s() < longest_s
-
-    for position, group in enumerate(groups):
-        if not group:
-            continue
-        title = group[0] if position else "recovery"
-        steps = [(group, title), *(((name,), name) for name in group if len(group) > 1)]
-        for names, label in steps:
-            if expired() or best.loss <= max_drop:
-                break
-            trial = attempt(f"+ {label}", (*best.candidate.recoveries, *names))
-            if trial.loss < best.loss:
-                best = trial
-                # The whole group helps, so its members need not be tried one by one.
-                if names == group:
-                    break
-    for name in reversed(best.candidate.recoveries):
-        meets_goal = best.loss <= max_drop
-        fewer = tuple(recovery for recovery in best.candidate.recoveries if recovery != name)
-        if expired() or frozenset(fewer) in attempts or (meets_goal and name in groups[0]):
-            continue
-        trial = attempt(f"- {name}", fewer)
-        best = trial if trial.loss <= (max_drop if meets_goal else best.loss) else best
-    return best
-
-
-def _try_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
-    """Return `best`, which is `base` with recoveries, or a better candidate with another range method and the
-    recoveries that cost no speed. The ranges of `base` lose least without recoveries, but other ranges may lose less
-    with recoveries.
-    """
-    if best is base:
-        return best
-    base_recoveries = base.candidate.recoveries
-    recoveries = (
-        *base_recoveries,
-        *(name for name in trials.evaluator.recovery_groups()[0] if name not in base_recoveries),
+    candidate = base.candidate.replace(
+        name=f"{base.name} + {' + '.join(names)}", recoveries=(*base.candidate.recoveries, *names)
     )
-    siblings = [
-        t
-        for t in trials
-        if t.structure == base.structure and t.candidate.recoveries == base_recoveries and t is not base
-    ]
-    for sibling in sorted((t for t in siblings if t.assessment), key=lambda t: t.loss)[: trials.pace.methods]:
-        if trials.meets(best) or trials.deadline.passed():
-            break
-        candidate = sibling.candidate.replace(name=f"{sibling.name} + recovery", recoveries=recoveries)
-        trial = build_and_assess(trials, candidate, "recovery", sibling.name)
-        best = trial if trial.loss < best.loss else best
-    return best
+    trial = build_and_assess(trials, candidate, "recovery", base.name)
+    return trial if trial.loss < base.loss else base
 
 
 def _build_on_16_bits(trials: Trials, base: Trial) -> Trial:
@@ -186,13 +120,23 @@ def _select_bases(trials: Trials) -> list[Trial]:
 
 
 def _list_short(trials: Trials) -> list[Trial]:
-    """Return the most accurate trial of each structure that loses too much, the cheapest first."""
+    """Return the trials that lose too much, the cheapest first: of each structure the most accurate trial, and of each
+    kernel choice the trial in the engine that runs it fastest.
+    """
     best: dict[str, Trial] = {}
     for trial in sorted((t for t in trials if t.assessment), key=lambda t: t.loss):
         if trial.candidate.quantized and _may_be_faster(trials, trial):
             best.setdefault(trial.structure, trial)
     short = [t for t in best.values() if not trials.meets(t) and _is_worthwhile(trials, t)]
-    return sorted(short, key=lambda t: (trials.cost(t), t.loss))
+    fastest_engine: dict[str, str] = {}
+
+    def is_in_fastest_engine(trial: Trial) -> bool:
+        """Return whether no other engine ran the same kernel choice faster. Ranges do not change the speed."""
+        scheme = trial.candidate.scheme.replace(method="minmax", method_options={})
+        engine = engine_name(trial.candidate)
+        return fastest_engine.setdefault(f"{scheme} {trial.candidate.builder}", engine) == engine
+
+    return [t for t in sorted(short, key=lambda t: (trials.cost(t), t.loss)) if is_in_fastest_engine(t)]
 
 
 def _may_be_faster(trials: Trials, trial: Trial) -> bool:

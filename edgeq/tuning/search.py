@@ -1,14 +1,17 @@
 """Search: build, race, judge, recover. The search is greedy: it changes one coordinate at a time. The search records a
 reason for every step.
 
-build    Kernel choices (everything that decides speed) are built and screened. Later, the calibration methods of the
-         remaining choices are built. The methods are equally fast, but differ in accuracy.
+build    Kernel choices (everything that decides speed) are built and screened, in every engine. Later, the remaining
+         choices are built with other calibration methods, and repaired by the recoveries that cost no speed. All these
+         forms of a choice are equally fast, but differ in accuracy. Engines share the files.
 race     Threads, then kernel choices, are timed against float32. Layers that are slower in integers go to float.
          Candidates still slower than float32 are dropped.
 judge    Successive halving on accuracy, and finally a last race between float32 and the candidates that qualify. If
          none certainly meets the goal, the nearest one is chosen (`nearest`).
-recover  If a candidate loses too much but is cheaper than the best qualifying candidate, it gets recoveries, the
-         cheapest first, then layers in float.
+recover  If a kernel choice loses too much but is cheaper than the best qualifying candidate, it gets the recoveries
+         that cost speed, then layers in float.
+
+Until the last race, a candidate is dropped only by figures of its own engine.
 
 If the target's kernels are simulated, speed is counted: the share of multiply-accumulates in float replaces the
 latency. If a simulator is too slow for a search, the search uses this machine's kernels instead. A candidate that is
@@ -25,7 +28,7 @@ from typing import Any
 from edgeq.errors import EngineError
 from edgeq.hardware.profile import Profile
 from edgeq.tuning.budget import BudgetClock
-from edgeq.tuning.build import build_all, build_methods
+from edgeq.tuning.build import build_all, build_forms
 from edgeq.tuning.engines import Field, add_entrants
 from edgeq.tuning.evaluator import CandidateEvaluator
 from edgeq.tuning.goal import Goal
@@ -92,7 +95,7 @@ def search(
     with stage("timing"):
         time_kernels(trials, threads, engines)
     with stage("methods"):
-        build_methods(trials, profile)
+        build_forms(trials, profile)
     with stage("accuracy"):
         halve_candidates(trials)
         trials.deadline = deadline.until(_STAGE_ENDS["simulation"])

@@ -263,11 +263,6 @@ def in_engine(candidate: Candidate, choice: EngineChoice) -> Candidate:
     return candidate.replace(name=f"{candidate.name} in {choice.name}", engine=choice)
 
 
-def in_own_kernels(candidate: Candidate) -> Candidate:
-    """Return `candidate`, run by onnxruntime's own kernels."""
-    return with_scheme(candidate.replace(engine=None), candidate.scheme)
-
-
 def with_scheme(candidate: Candidate, scheme: Scheme) -> Candidate:
     """Return `candidate` with another scheme, and with a name made from that scheme."""
     variant = candidate.replace(name=_name_scheme(scheme), scheme=scheme)

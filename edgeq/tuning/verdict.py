@@ -86,21 +86,23 @@ def describe_verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
 
 
 def _describe_engines(outcome: Outcome, winner: Trial) -> list[str]:
-    """Write how the winner's engine compares with the others. The result is empty if there was only one engine."""
+    """Write one line for each engine but the winner's: its best form, with speed and loss. The result is empty if there
+    was only one engine.
+    """
+    rank = {"chosen": 0, "qualified": 0, "short": 1}
     best: dict[str, Trial] = {}
-    # All trials of one structure have the same time. Prefer a trial from the final choice to a trial that was dropped.
+    # A form that keeps the accuracy comes before faster ones that do not.
     timed = (t for t in outcome.trials if t.timing)
-    for trial in sorted(timed, key=lambda t: (t.latency, t.status == "eliminated")):
+    for trial in sorted(timed, key=lambda t: (rank.get(t.status, 2), t.latency, t.loss)):
         best.setdefault(engine_name(trial.candidate), trial)
     winner_engine, lines = engine_name(winner.candidate), []
-    # Name every other engine, so that the user sees what was compared and why it lost.
-    for name, trial in best.items():
-        if name != winner_engine:
-            share = trial.latency / winner.latency
-            why = f": {trial.reason}" if share < 1 and trial.reason else ""
-            comparison = f"{share:.2f} times its latency: {trial.name}, {trial.status}{why}"
-            lines.append(f"{winner_engine} runs it; the fastest in {name} has {comparison}")
-    if winner.candidate.engine is not None:
+    for engine, trial in best.items():
+        if engine != winner_engine:
+            loss = describe_loss(trial.final_assessment) if trial.final_assessment else trial.reason
+            speed = describe_speed(trial.timing, of="float32") or "a speed that is not known"
+            role = f"; runs where {winner_engine} is not installed" if trial.name == outcome.fallback else ""
+            lines.append(f"runner-up in {engine}: {trial.name}, {speed}, {loss}{role}")
+    if winner.candidate.engine is not None and not any(t.name == outcome.fallback for t in best.values()):
         fallback = outcome.fallback or "float32"
         lines.append(f"if {winner_engine} is not installed, {fallback} runs in onnxruntime's own kernels")
     return lines

@@ -141,7 +141,7 @@ class FakeEvaluator:
         return 1000 if candidate is None else self.fact(candidate.name).bytes * 2
 
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
-        return (self.methods, *((name,) for name in self.costly)) if self.methods else ()
+        return (self.methods, *((name,) for name in self.costly))
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> LayerRanking:
         layers = tuple(RankedLayer(name, (name,), 1.0) for name in self.ranked)

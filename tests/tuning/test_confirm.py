@@ -43,10 +43,10 @@ def test_candidates_that_the_simulator_refutes_are_not_chosen() -> None:
 
 
 def test_the_search_goes_on_with_recoveries_that_the_simulator_judges() -> None:
-    simulated = {"a": 0.3, "b": 0.3, "a + recovery": 0.35, "a + x": 0.005}
-    evaluator = FakeEvaluator(FACTS, timed=False, methods=("x", "y"), simulated=simulated)
-    assert run(evaluator, "a", "b").chosen == "a + x"
-    assert simulations(evaluator)[:4] == ["a", "b", "a + recovery", "a + x"]
+    simulated = {"a": 0.3, "b": 0.3, "a + split": 0.005}
+    evaluator = FakeEvaluator(FACTS, timed=False, costly=("split",), simulated=simulated)
+    assert run(evaluator, "a", "b").chosen == "a + split"
+    assert simulations(evaluator)[:3] == ["a", "b", "a + split"]
 
 
 def raising(
@@ -122,11 +122,12 @@ def test_fewer_16_bit_tensors_are_not_tried_if_all_lose_far_too_much() -> None:
 
 
 def test_all_tensors_get_16_bits_first_after_recoveries() -> None:
-    facts = {"a, all": Fact(wide=1.0, loss=0.2), "a + x, all": Fact(wide=1.0), "a + x, 1": Fact(wide=0.1)}
-    simulated = {"a + recovery": 0.35, "a + x": 0.2, "a + x, all": 0.0, "a + x, 1": 0.0}
+    base = "a + recovery"
+    facts = {base: FACTS["a"], f"{base}, all": Fact(wide=1.0), f"{base}, 1": Fact(wide=0.1)}
+    simulated = {base: 0.2, f"{base}, all": 0.0, f"{base}, 1": 0.0}
     evaluator, outcome = raising(facts, simulated, methods=("x", "y"))
-    assert outcome.chosen == "a + x, 1 tensors in 16 bits"
-    assert simulations(evaluator)[-2:] == ["a + x, all tensors in 16 bits", "a + x, 1 tensors in 16 bits"]
+    assert outcome.chosen == f"{base}, 1 tensors in 16 bits"
+    assert simulations(evaluator)[-2:] == [f"{base}, all tensors in 16 bits", f"{base}, 1 tensors in 16 bits"]
 
 
 def test_the_goal_is_missed_by_the_figure_of_the_simulator() -> None:

@@ -344,32 +344,33 @@ def test_untimed_candidates_are_timed_again_before_recoveries(speed: float, reco
             self.facts = {key: replace(fact, speed=speed if judged else 1.1) for key, fact in self.facts.items()}
             return super().time(runners, baseline, **how)
 
-    evaluator = BusyAtFirst({"a": Fact(loss=0.05, structure="a"), "a + recovery": Fact(structure="a")}, methods=("x",))
+    facts = {"a": Fact(loss=0.05, structure="a"), "a + split": Fact(structure="s")}
+    evaluator = BusyAtFirst(facts, costly=("split",))
     outcome = run(evaluator, "a")
-    assert outcome.chosen == ("a + recovery" if recovered else "")
-    assert ("build a + recovery" in evaluator.log) == recovered
+    assert outcome.chosen == ("a + split" if recovered else "")
+    assert ("build a + split" in evaluator.log) == recovered
 
 
 @pytest.mark.parametrize(("speed", "recovered"), [(2.1, False), (2.4, True)])
 def test_a_lossier_candidate_is_recovered_only_if_clearly_faster(speed: float, recovered: bool) -> None:
     facts = {
         "a": Fact(speed=2, loss=0.05),
-        "a + recovery": Fact(speed=1.8),
+        "a + split": Fact(speed=1.8),
         "b": Fact(speed=speed, loss=0.3),
-        "b + recovery": Fact(speed=speed),
+        "b + split": Fact(speed=speed),
     }
-    evaluator = FakeEvaluator(facts, methods=("x",))
+    evaluator = FakeEvaluator(facts, costly=("split",))
     outcome = run(evaluator, "a", "b")
-    assert outcome.chosen == ("b + recovery" if recovered else "a + recovery")
-    assert ("build b + recovery" in evaluator.log) == recovered
+    assert outcome.chosen == ("b + split" if recovered else "a + split")
+    assert ("build b + split" in evaluator.log) == recovered
 
 
 @pytest.mark.parametrize(("objective", "recovered"), [("latency", False), ("size", True)])
 def test_slower_candidates_are_recovered_only_for_size(objective: Literal["latency", "size"], recovered: bool) -> None:
-    facts = {"a": Fact(speed=0.995, loss=0.05), "a + recovery": Fact(speed=0.995)}
-    evaluator = FakeEvaluator(facts, methods=("x",))
+    facts = {"a": Fact(speed=0.995, loss=0.05), "a + split": Fact(speed=0.995)}
+    evaluator = FakeEvaluator(facts, costly=("split",))
     run(evaluator, "a", goal=Goal(objective=objective))
-    assert ("build a + recovery" in evaluator.log) == recovered
+    assert ("build a + split" in evaluator.log) == recovered
 
 
 @pytest.mark.parametrize(("first", "tried"), [(1.9, False), (1.2, True)])
@@ -387,20 +388,19 @@ def test_dynamic_candidates_are_recovered_if_static_ones_became_slow(first: floa
     assert outcome.chosen.startswith("dynamic") == tried
 
 
-@pytest.mark.parametrize(("speed", "chosen"), [(2.2, "c + recovery"), (2.0, "")])
+@pytest.mark.parametrize(("speed", "chosen"), [(2.2, "c + split"), (2.0, "")])
 def test_the_least_lossy_of_equally_fast_candidates_is_recovered(speed: float, chosen: str) -> None:
     facts = {
         "a": Fact(speed=2.3, loss=0.3),
         "b": Fact(speed=2.25, loss=0.2),
         "c": Fact(speed=speed, loss=0.02),
-        "c + recovery": Fact(speed=speed),
+        "c + split": Fact(speed=speed),
     }
-    assert run(FakeEvaluator(facts, methods=("x",)), "a", "b", "c").chosen == chosen
+    assert run(FakeEvaluator(facts, costly=("split",)), "a", "b", "c").chosen == chosen
 
 
 @pytest.mark.parametrize(("loss", "chosen"), [(0.002, "b + recovery"), (0.03, "")])
-def test_recoveries_that_fall_short_are_tried_with_other_ranges(loss: float, chosen: str) -> None:
-    """If recoveries are not enough with the ranges that lose least (those of `a`), they are tried with other ranges."""
+def test_each_kernel_choice_is_repaired_from_the_start(loss: float, chosen: str) -> None:
     facts = {
         "a": Fact(loss=0.05, structure="s"),
         "a + recovery": Fact(loss=0.02, structure="s"),
@@ -432,63 +432,18 @@ def test_the_least_lossy_miss_is_timed_and_named_if_faster(speed: float, named: 
     assert describe_verdict(outcome, Goal())[1].startswith(f"{named} is faster than float32 and loses")
 
 
-def test_recoveries_one_by_one_where_together_they_do_harm() -> None:
-    facts = {
-        "a": Fact(loss=0.05),
-        "a + recovery": Fact(loss=0.07),
-        "a + x": Fact(loss=0.03),
-        "a + x + y": Fact(loss=0.04),
-        "a + x + z": Fact(loss=0.002),
-    }
-    outcome = run(FakeEvaluator(facts, methods=("x", "y", "z")), "a")
-    assert outcome.chosen == "a + x + z"
-    assert outcome.trial("a + x + y").status == "eliminated"
-
-
 def test_recoveries_that_cost_speed_come_after_those_that_do_not_and_before_layers_in_float() -> None:
     facts = {
         "a": Fact(loss=0.05),
         "a + recovery": Fact(loss=0.03),
-        "a + recovery + split": Fact(loss=0.04, speed=1.9),
-        "a + recovery + split more": Fact(loss=0.002, speed=1.8),
-    }
-    evaluator = FakeEvaluator(facts, methods=("x", "y"), costly=("split", "split more"), ranked=("n", "m"))
-    outcome = run(evaluator, "a")
-    assert outcome.chosen == "a + recovery + split more"
-    assert outcome.winner is not None
-    assert outcome.winner.candidate.recoveries == ("x", "y", "split more")
-    assert not any(t.stage == "exclusion" for t in outcome.trials)
-
-
-def test_a_recovery_that_does_harm_beside_the_others_is_taken_back() -> None:
-    facts = {
-        "a": Fact(loss=0.05),
-        "a + recovery": Fact(loss=0.03),
-        "a + recovery + split": Fact(loss=0.02),
-        "a + recovery + split - y": Fact(loss=0.021),
-        "a + recovery + split - x": Fact(loss=0.002),
-    }
-    evaluator = FakeEvaluator(facts, methods=("x", "y"), costly=("split",), ranked=("n", "m"))
-    outcome = run(evaluator, "a")
-    assert outcome.chosen == "a + recovery + split - x"
-    assert outcome.winner is not None
-    assert outcome.winner.candidate.recoveries == ("y", "split")
-    assert "a + recovery + split - split" not in [t.name for t in outcome.trials], "that was tried before"
-    assert not any(t.stage == "exclusion" for t in outcome.trials)
-
-
-def test_removes_costly_recoveries_that_are_not_needed() -> None:
-    facts = {
-        "a": Fact(loss=0.05),
-        "a + recovery": Fact(loss=0.03),
-        "a + recovery + split": Fact(loss=0.02, speed=1.9),
         "a + recovery + split + head": Fact(loss=0.002, speed=1.8),
-        "a + recovery + split + head - split": Fact(loss=0.008, speed=1.95),
     }
-    outcome = run(FakeEvaluator(facts, methods=("x",), costly=("split", "head")), "a")
-    assert outcome.chosen == "a + recovery + split + head - split"
+    evaluator = FakeEvaluator(facts, methods=("x", "y"), costly=("split", "head"), ranked=("n", "m"))
+    outcome = run(evaluator, "a")
+    assert outcome.chosen == "a + recovery + split + head"
     assert outcome.winner is not None
-    assert outcome.winner.candidate.recoveries == ("x", "head")
+    assert outcome.winner.candidate.recoveries == ("x", "y", "split", "head")
+    assert not any(t.stage == "exclusion" for t in outcome.trials)
 
 
 def test_layers_go_to_float_last() -> None:
@@ -519,9 +474,9 @@ def test_layers_go_to_float_no_further_than_a_race_can_tell_from_float32(speed: 
 
 def test_no_recovery_where_the_fastest_qualifies() -> None:
     facts = {"a": Fact(speed=3), "b": Fact(speed=2, loss=0.02)}
-    evaluator = FakeEvaluator(facts, methods=("x",))
+    evaluator = FakeEvaluator(facts, costly=("split",))
     assert run(evaluator, "a", "b").chosen == "a"
-    assert not [line for line in evaluator.log if "+ recovery" in line]
+    assert not [line for line in evaluator.log if "+ split" in line]
 
 
 def test_something_faster_that_falls_short_is_recovered_although_another_qualifies() -> None:
@@ -576,12 +531,12 @@ def test_nothing_to_try_is_an_outcome() -> None:
 def test_once_one_is_recovered_another_of_its_speed_is_left_alone() -> None:
     facts = {
         "a": Fact(speed=3, loss=0.02),
-        "a + recovery": Fact(speed=3, loss=0.001),
+        "a + split": Fact(speed=3, loss=0.001),
         "b": Fact(speed=3.01, loss=0.5),
     }
-    evaluator = FakeEvaluator(facts, methods=("x",))
-    assert run(evaluator, "a", "b").chosen == "a + recovery"
-    assert not [line for line in evaluator.log if line.startswith("build b + recovery")]
+    evaluator = FakeEvaluator(facts, costly=("split",))
+    assert run(evaluator, "a", "b").chosen == "a + split"
+    assert not [line for line in evaluator.log if line.startswith("build b + split")]
 
 
 def test_a_kernel_choice_that_is_no_faster_and_far_less_exact_gets_no_methods() -> None:

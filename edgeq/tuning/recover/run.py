@@ -29,6 +29,10 @@ from edgeq.util.records import plain
 from edgeq.util.registry import RECOVERIES
 
 
+# Number of models that recoveries made which stay in memory: those of the longest chain of model recoveries.
+_RECENT_MODELS = 3
+
+
 class Recoverer:
     """Build artifacts of one job with recoveries, and keep the parts that several builds share.
 
@@ -86,7 +90,11 @@ class Recoverer:
             artifact = build_derived(recovered_job, self._target, state.scheme, derived, destination).artifact
             samples = self._check(scheme, names)
             start = state.replace(artifact=artifact, notes=())
-            finished = self._finished[key] = self._apply("artifact", names, start, samples, progress)
+            finished = self._apply("artifact", names, start, samples, progress)
+            # The file is enough to use the artifact again. Its float model and statistics would fill the memory.
+            self._finished[key] = finished.replace(prepared=self._job.prepared, statistics=None)
+        # Recoveries of artifacts change neither the float model nor its statistics.
+        finished = finished.replace(prepared=state.prepared, statistics=state.statistics)
         return finished.replace(notes=(*state.notes, *finished.notes))
 
     def ranged(self, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT) -> RecoveryState:
@@ -145,6 +153,9 @@ class Recoverer:
         # Fields of the scheme that affect model recoveries.
         fields = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
         key = tuple(getattr(start.scheme, name) for name in fields)
+        # Each state holds a whole model, and a search is done with one scheme before it turns to the next.
+        for oldest in list(self._models)[:-_RECENT_MODELS]:
+            del self._models[oldest]
         state = start
         # Each prefix is kept, because a search adds and removes recoveries one by one at the end.
         for count, name in enumerate(names, 1):

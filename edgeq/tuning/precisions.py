@@ -1,41 +1,30 @@
-"""Drop trials whose file runs better in another engine, or in another precision of the same engine."""
+"""Drop trials whose file runs better in another precision of the same engine."""
 
 from __future__ import annotations
 
 from edgeq.tuning.build import is_same_file
-from edgeq.tuning.comparison import is_outrun
 from edgeq.tuning.pace import EQUAL, SQNR_BEHIND_DB
 from edgeq.tuning.sentences import describe_delay, describe_unclaimed
 from edgeq.tuning.space import Candidate
 from edgeq.tuning.trials import Trial, Trials
 
 
-def drop_slower_twins(trials: Trials, *, with_own_kernels: bool = True) -> None:
-    """Drop a trial if its file runs faster in another engine, or in the same engine in another precision, unless its
-    outputs are much closer to float32's. Also drop a trial in a lower precision if its file runs no faster than in the
-    higher precision. If one of the two speeds cannot be claimed, keep both trials.
-
-    Args:
-        with_own_kernels: whether trials in onnxruntime's own kernels can be dropped as well.
+def drop_worse_precisions(trials: Trials) -> None:
+    """Of two trials that run the same file in two precisions of an engine, drop the one in the lower precision if it is
+    no faster, else the one in the higher precision. If one of the two speeds cannot be claimed, or the trial in the
+    higher precision is much closer to float32, keep both.
     """
-    candidates = [t for t in trials.alive() if with_own_kernels or t.candidate.engine is not None]
-    # The slowest first, so that a trial is not kept for the sake of one that is dropped later.
-    for trial in sorted(candidates, key=lambda t: t.latency, reverse=True):
-        for twin in trials.alive():
-            untimed = trial.timing is None or twin.timing is None or describe_unclaimed(trial, twin)
-            if untimed or not is_same_file(trial, twin) or trial.sqnr_db >= twin.sqnr_db + SQNR_BEHIND_DB:
-                continue
-            lower = _has_lower_precision(trial.candidate, twin.candidate)
-            if lower:
-                gone = not _is_lower_worthwhile(trials, trial, twin)
-            elif _has_lower_precision(twin.candidate, trial.candidate):
-                gone = _is_lower_worthwhile(trials, twin, trial)
-            else:
-                gone = is_outrun(trial, twin, trials.pace.behind)
-            if gone:
-                why = describe_delay(trial, twin)
-                trials.eliminate(trial.name, f"{why}, too little for its lower precision" if lower else why)
-                break
+    pairs = ((a, b) for a in trials.alive() for b in trials.alive() if _has_lower_precision(a.candidate, b.candidate))
+    for lower, higher in pairs:
+        timed = lower.timing is not None and higher.timing is not None and not describe_unclaimed(lower, higher)
+        gone = trials[lower.name].reason or trials[higher.name].reason
+        if gone or not timed or not is_same_file(lower, higher):
+            continue
+        if not _is_lower_worthwhile(trials, lower, higher):
+            why = f"{describe_delay(lower, higher)}, too little for its lower precision"
+            trials.eliminate(lower.name, why)
+        elif higher.sqnr_db < lower.sqnr_db + SQNR_BEHIND_DB:
+            trials.eliminate(higher.name, describe_delay(higher, lower))
 
 
 def _is_lower_worthwhile(trials: Trials, lower: Trial, higher: Trial) -> bool:
