@@ -10,6 +10,7 @@ from typing import Any
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.claim import SLOWER, Claim, make_claim
 from edgeq_device.measure.latency import Distribution
+from edgeq_device.measure.load import CompetingLoad
 
 from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples, spread_over
@@ -23,7 +24,7 @@ from edgeq.measure.baseline import LEAST_MARGIN_DB, BaselineMargin
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.inference import Outputs
 from edgeq.measure.operating_point import OperatingPoint
-from edgeq.measure.race import make_runners, race
+from edgeq.measure.race import RacedFile, race_files
 from edgeq.measure.shared_evaluation import ModelAt, evaluate_on
 from edgeq.measure.skill import score_interval
 from edgeq.measure.task import Task
@@ -550,6 +551,7 @@ def prove(
                 least_db=_WRONG_DB,
                 basis=basis,
             )
+        load = CompetingLoad()
         with progress.stage("The optimiser's effect"):
             opening = open_as_device(
                 artifact, singles, samples, threads=threads, known_outputs=known_outputs, basis=basis
@@ -558,9 +560,9 @@ def prove(
             opening.check(artifact.model)
         if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:
-                count = count_sessions(prepared.path)
-                sessions = {name: engines.open_apart(file, settings[name], count) for name, file in files.items()}
-                latency = race(make_runners(sessions, [next(iter(samples)).inputs]), lambda: advance(0))
+                sessions = count_sessions(prepared.path)
+                raced = {n: RacedFile(file, settings[n], singles[n], sessions) for n, file in files.items()}
+                latency = race_files(engines, raced, next(iter(samples)).inputs, load, lambda: advance(0))
     return Proof(
         coverage=coverage,
         agreement=agreement,
