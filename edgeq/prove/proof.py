@@ -74,6 +74,27 @@ class NotFiniteError(CheckFailedError):
 
 
 @dataclass(frozen=True)
+class FasterForm:
+    """Describe another form of the model that is faster on this machine than the artifact, and about as accurate.
+
+    Attributes:
+        name: what runs: "float32", or the float model in another engine.
+        ratio: the claim about its speed against float32; None for float32.
+        loss: its loss of accuracy as a fraction; without labels, its noise power divided by its signal power.
+        samples: number of samples on which `loss` was measured; 0 for float32.
+        command: the command to type.
+        sentence: a sentence on the form and on the command.
+    """
+
+    name: str
+    ratio: Claim | None
+    loss: float
+    samples: int
+    command: str
+    sentence: str
+
+
+@dataclass(frozen=True)
 class SpeedComparison:
     """Compare the speeds of float32 and the artifact on this machine, in interleaved runs.
 
@@ -81,10 +102,14 @@ class SpeedComparison:
         latency: the latencies by name. They come from the undisturbed runs, or from all runs if every run was
             disturbed.
         ratio: the claim that can be made about the artifact's speed against float32.
+        alternative: a form of the model that is faster; None if no such form is known.
+        advice: a sentence on an engine that is not installed and may be faster; "" if there is none.
     """
 
     latency: Mapping[str, Distribution]
     ratio: Claim
+    alternative: FasterForm | None = None
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -321,7 +346,8 @@ class Proof(Displayed):
         sentences = list(self.doubts)
         count, worst = self.agreement.samples, self.agreement.worst
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
-        if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
+        slower = self.speed is not None and self.speed.ratio.verdict == SLOWER
+        if timed and self.speed is not None and slower and self.speed.alternative is None:
             sentences.append(
                 f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` searches for a faster model"
             )
