@@ -201,7 +201,10 @@ def quantize_command(
 
 
 def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
-    scheme = result.scheme
+    scheme, speed = result.scheme, result.proof.speed
+    # What is better than the result comes first, or nobody reads it.
+    if speed is not None and speed.alternative is not None:
+        yield styled(f"faster: {speed.alternative.sentence}", "yellow")
     yield f"{result.output}: {scheme.title} for {result.target.title}"
     yield f"size {result.bytes_int8 / 1e6:.2f} MB, {result.bytes_int8 / result.bytes_float:.2f} of float32"
     yield from draw_proof(result.proof, verbose=verbose)
@@ -211,7 +214,7 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
         yield f"products in blocks: {kind.summary()}"
     for key, value in result.session_options.items():
         yield f"run it with the session option {key}={value}"
-    yield from (f"note: {note}" for note in result.notes)
+    yield from (f"note: {note}" for note in (*result.notes, *([speed.advice] if speed and speed.advice else [])))
     if verbose:  # print the time of each step
         seconds = {**result.seconds, "all": sum(result.seconds.values())}
         rows = ((title, f"{duration:.2f}") for title, duration in seconds.items())

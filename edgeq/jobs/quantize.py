@@ -17,6 +17,7 @@ from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CheckFailedError, UsageError, unwritten
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
+from edgeq.jobs.faster_form import ProvenForm, compare_forms, hand_over, keep_plain
 from edgeq.jobs.repair import Repairer
 from edgeq.measure.find_head import HeadChoice
 from edgeq.measure.task import Task
@@ -32,6 +33,7 @@ from edgeq.quantization.block_compute import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.run.session import EngineFiles
 from edgeq.scheme import Scheme
+from edgeq.tuning.goal import allowed_drop
 from edgeq.util.bundle_names import check_model_name
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
 from edgeq.util.outputs import default_output, output_file
@@ -343,8 +345,19 @@ def _prove(plan: _QuantizePlan, builds: Builds, built: Built, scheme: Scheme, mo
     request, job = plan.request, builds.job
     # A user's builder has done its own repairs.
     effort = request.effort if plan.builder is None else None
-    repairer = Repairer(builds, effort, request.max_drop, frozenset(request.overrides))
-    built, proof = repairer.prove(built, scheme, native=True, destination=model)
+    # Timings on this machine say nothing about a target's own runtime.
+    timed = plan.timed and runs_natively(plan.target, plan.machine) and built.artifact.simulation is None
+    repairer = Repairer(builds, effort, request.max_drop, frozenset(request.overrides), timed=not timed)
+    limit = allowed_drop(request.max_drop, job.task)
+    plain = keep_plain(builds, built, scheme, limit) if timed and effort is not None else None
+    original = built
+    built, proof = repairer.prove(original, scheme, native=True, destination=model)
+    if timed:
+        form = compare_forms(job, request, ProvenForm(built, proof), plain if built is not original else None)
+        if plain is not None and form.built is plain.built:
+            job.progress.note("the repair is left out: it is slower, and labels allow the plain build's loss")
+            form = hand_over(form, model)
+        built, proof = form.built, form.proof
     built = finished(job, built)
     proof = simulated_proof(job, built, replace(proof, coverage=built.artifact.coverage or proof.coverage))
     proof.check(max_drop=request.max_drop, require_coverage=request.require_coverage)

@@ -26,12 +26,14 @@ class Repairer:
         max_drop: largest accepted loss of accuracy as a fraction; None means the default of the task (one point with
             labels; for the float model's answers, see `edgeq.measure.answer_meter.FIGURES`).
         chosen: fields of the scheme that the user has set. A repair does not change them.
+        timed: whether the proof of a repaired build times it. If not, the caller times it against further forms.
     """
 
     builds: Builds
     effort: Effort | None
     max_drop: float | None
     chosen: Collection[str]
+    timed: bool = True
 
     def prove(
         self,
@@ -72,7 +74,7 @@ class Repairer:
             if repaired is not None:
                 built = self.builds.for_target(built.target, repaired)
                 # No scheme describes a repaired model, so its proof has no key under which it could be shared.
-                proof = self.builds.prove(built, None, native=native)
+                proof = self.builds.prove(built, None, native=native and self.timed)
         if isinstance(proof, NotFiniteError):
             attempts = f"; {len(record.steps)} builds were no better" if record is not None else ""
             raise NotFiniteError(f"{proof.problem}{attempts}", proof.fix) from proof

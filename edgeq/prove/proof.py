@@ -10,6 +10,7 @@ from typing import Any
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.claim import SLOWER, Claim, make_claim
 from edgeq_device.measure.latency import Distribution
+from edgeq_device.measure.load import CompetingLoad
 
 from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples, spread_over
@@ -23,7 +24,7 @@ from edgeq.measure.baseline import LEAST_MARGIN_DB, BaselineMargin
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.inference import Outputs
 from edgeq.measure.operating_point import OperatingPoint
-from edgeq.measure.race import make_runners, race
+from edgeq.measure.race import RacedFile, race_files
 from edgeq.measure.shared_evaluation import ModelAt, evaluate_on
 from edgeq.measure.skill import score_interval
 from edgeq.measure.task import Task
@@ -73,6 +74,27 @@ class NotFiniteError(CheckFailedError):
 
 
 @dataclass(frozen=True)
+class FasterForm:
+    """Describe another form of the model that is faster on this machine than the artifact, and about as accurate.
+
+    Attributes:
+        name: what runs: "float32", or the float model in another engine.
+        ratio: the claim about its speed against float32; None for float32.
+        loss: its loss of accuracy as a fraction; without labels, its noise power divided by its signal power.
+        samples: number of samples on which `loss` was measured; 0 for float32.
+        command: the command to type.
+        sentence: a sentence on the form and on the command.
+    """
+
+    name: str
+    ratio: Claim | None
+    loss: float
+    samples: int
+    command: str
+    sentence: str
+
+
+@dataclass(frozen=True)
 class SpeedComparison:
     """Compare the speeds of float32 and the artifact on this machine, in interleaved runs.
 
@@ -80,10 +102,14 @@ class SpeedComparison:
         latency: the latencies by name. They come from the undisturbed runs, or from all runs if every run was
             disturbed.
         ratio: the claim that can be made about the artifact's speed against float32.
+        alternative: a form of the model that is faster; None if no such form is known.
+        advice: a sentence on an engine that is not installed and may be faster; "" if there is none.
     """
 
     latency: Mapping[str, Distribution]
     ratio: Claim
+    alternative: FasterForm | None = None
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -319,7 +345,8 @@ class Proof(Displayed):
         sentences = list(self.doubts)
         count, worst = self.agreement.samples, self.agreement.worst
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
-        if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
+        slower = self.speed is not None and self.speed.ratio.verdict == SLOWER
+        if timed and self.speed is not None and slower and self.speed.alternative is None:
             sentences.append(
                 f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` searches for a faster model"
             )
@@ -549,6 +576,7 @@ def prove(
                 least_db=_WRONG_DB,
                 basis=basis,
             )
+        load = CompetingLoad()
         with progress.stage("The optimiser's effect"):
             opening = open_as_device(
                 artifact, singles, samples, threads=threads, known_outputs=known_outputs, basis=basis
@@ -557,9 +585,9 @@ def prove(
             opening.check(artifact.model)
         if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:
-                count = count_sessions(prepared.path)
-                sessions = {name: engines.open_apart(file, settings[name], count) for name, file in files.items()}
-                latency = race(make_runners(sessions, [next(iter(samples)).inputs]), lambda: advance(0))
+                sessions = count_sessions(prepared.path)
+                raced = {n: RacedFile(file, settings[n], singles[n], sessions) for n, file in files.items()}
+                latency = race_files(engines, raced, next(iter(samples)).inputs, load, lambda: advance(0))
     return Proof(
         coverage=coverage,
         agreement=agreement,

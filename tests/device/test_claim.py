@@ -18,9 +18,10 @@ from edgeq_device.measure.claim import (
     Ratio,
     compute_ratio,
     find_student_t,
+    is_claim_settled,
     make_claim,
 )
-from edgeq_device.measure.latency import Distribution
+from edgeq_device.measure.latency import Bursts, Distribution, measure_interleaved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,6 +63,45 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(noise: Any, truth: fl
             wrong += found.verdict == FASTER and truth < 0.98
     assert missed <= 0.15 * 60  # 5 % are expected, and 9 of 60 is practically impossible by chance
     assert wrong == 0
+
+
+def timed_until_settled(clock: Any, seed: int, truth: float) -> tuple[Claim, int]:
+    """Time two models that differ by the factor `truth`, each in six sessions of different speed. Return the claim and
+    the number of rounds.
+    """
+    random = np.random.default_rng(seed)
+    sessions = {
+        name: [clock.runner(typical * place * random.lognormal(0, 0.03, 200)) for place in random.lognormal(0, 0.05, 6)]
+        for name, typical in (("float32", 0.01 * truth), ("int8", 0.01))
+    }
+    measured = measure_interleaved(
+        sessions, min_duration_s=0.24, min_runs=6, bursts=Bursts(0.0, 0.0), clock=clock, seed=seed,
+        is_settled=is_claim_settled,
+    )  # fmt: skip
+    return make_claim(measured["float32"], measured["int8"]), len(measured["int8"].rounds)
+
+
+def test_a_timing_that_ends_when_it_is_settled_claims_no_more_than_it_may(clock: Any) -> None:
+    equal = [timed_until_settled(clock, seed, 1.0)[0] for seed in range(200)]
+    # 5 % are expected at most, and 19 of 200 is practically impossible by chance.
+    assert sum(claim.verdict in (FASTER, SLOWER) for claim in equal) <= 18
+    wrong = [timed_until_settled(clock, seed, 0.97)[0].verdict == FASTER for seed in range(200)]
+    assert sum(wrong) <= 8
+
+
+@pytest.mark.parametrize("truth", [0.6, 1.5, 3.0])
+def test_a_clear_difference_ends_the_timing_early(clock: Any, truth: float) -> None:
+    results = [timed_until_settled(clock, seed, truth) for seed in range(100)]
+    assert sum(claim.verdict == (FASTER if truth > 1 else SLOWER) for claim, _ in results) >= 98
+    assert sum(rounds == 12 for _, rounds in results) >= 90
+    missed = sum(
+        claim.low is None or claim.high is None or not claim.low <= truth <= claim.high for claim, _ in results
+    )
+    assert missed <= 12
+
+
+def test_equal_models_are_timed_to_the_end(clock: Any) -> None:
+    assert timed_until_settled(clock, 1, 1.0)[1] >= 22
 
 
 def time_sliced(

@@ -130,6 +130,19 @@ def test_on_a_busy_machine_it_goes_on_as_long_as_a_claim_is_in_reach(
     assert seconds <= measured["a"].elapsed_s <= seconds + 0.3
 
 
+@pytest.mark.parametrize(("busy", "seconds"), [(0.05, 3.5), (0.15, 2.4), (0.3, 2.0), (1.0, 2.0)])
+def test_a_machine_that_can_no_longer_be_calm_ends_a_measurement(
+    clock: Any, monkeypatch: pytest.MonkeyPatch, busy: float, seconds: float
+) -> None:
+    monkeypatch.setattr(MachineWatch, "measure_busy", lambda self: busy)
+    rounds = itertools.count(1)
+    monkeypatch.setattr(Waits, "find_disturbed", lambda _, starts, ends: np.full(len(starts), bool(next(rounds) % 2)))
+    measured = measure_interleaved(
+        {"a": clock.runner([0.01])}, min_duration_s=0.5, min_runs=1, patience_s=3.0, bursts=Bursts(0.1, 0), clock=clock
+    )
+    assert seconds - 0.2 <= measured["a"].elapsed_s <= seconds + 0.2
+
+
 def test_a_process_that_waits_for_a_core_makes_the_machine_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -318,6 +318,7 @@ def test_a_layer_that_onnxruntime_requantizes_is_caught(tmp_path: Path) -> None:
 def test_a_small_model_is_timed_in_several_processes(net: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of one process would not show how the next process differs."""
     monkeypatch.setattr(timed_model, "SESSIONS", 3)
+    monkeypatch.setattr(race.CompetingLoad, "measure_busy", lambda self: 0.0)
     timed: list[dict[str, list[Any]]] = []
     measure = race.measure_interleaved
 
@@ -333,3 +334,24 @@ def test_a_small_model_is_timed_in_several_processes(net: Bench, monkeypatch: py
     assert processes[0] == processes[1], "both models of a pair run in one process"
     assert found.speed is not None
     assert found.speed.ratio.pairs <= 3, "each pair is two sessions"
+
+
+@pytest.mark.parametrize("calm_by_now", [False, True])
+def test_next_to_other_work_no_process_starts_for_a_timing(
+    net: Bench, monkeypatch: pytest.MonkeyPatch, *, calm_by_now: bool
+) -> None:
+    """Without hope of a claim, the open sessions give the estimate. If they give a claim, more sessions confirm it."""
+    monkeypatch.setattr(timed_model, "SESSIONS", 3)
+    monkeypatch.setattr(race.CompetingLoad, "measure_busy", lambda self: 0.5)
+    claimed = Claim(2.0, 1.9, 2.1, 0.95, 20) if calm_by_now else Claim(reason="busy")
+    monkeypatch.setattr(race, "make_claim", lambda baseline, rival: claimed)
+    counts: list[list[int]] = []
+    measure = race.measure_interleaved
+
+    def measured(runners: Any, **how: Any) -> Any:
+        counts.append([len(sessions) for sessions in runners.values()])
+        return measure(runners, **how)
+
+    monkeypatch.setattr(race, "measure_interleaved", measured)
+    assert proven(net, net.build()).speed is not None
+    assert counts == ([[1, 1], [3, 3]] if calm_by_now else [[1, 1]])

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 import numpy as np
 
 from edgeq_device.measure.latency import (
+    BUSY,
     Bursts,
     Clock,
     Distribution,
@@ -362,11 +363,6 @@ FEWEST_PAIRS = 6
 95 %; with six, the probability is 1 - 2 / 2**6, which is 97 %."""
 WIDEST = 1.6
 """Widest interval that permits a claim, as its upper end divided by its lower end."""
-BUSY = 0.1
-"""A machine is busy if others, or a virtual machine's host, used or wanted more than this share of its time, or if
-waits for a core took more than this share of the runs' time. No speed is then claimed, even if many runs did not wait:
-other work shares the hyperthreads of a core, the cache and the clock, so it slows float and integer kernels unequally,
-in all runs alike."""
 ESTIMATE_ALLOWANCE = 1.25
 """Factor by which the spread of an estimate extends, at both ends, beyond the interval of its ratios. If two models
 lose a core, they are not slowed by the same factor. The place of a session in memory changes its speed by a similar
@@ -490,6 +486,28 @@ def make_claim(baseline: Distribution, model: Distribution) -> Claim:
     return Claim(
         speedup.estimate, speedup.low, speedup.high, speedup.confidence, speedup.pairs, speedup.a_ms, speedup.b_ms
     )
+
+
+EARLY_ERROR = 0.01
+"""Probability with which `is_claim_settled` may find a difference between two equally fast models. It adds to the error
+of the interval at the end of a measurement, which is 1 to 5 %."""
+
+
+def is_claim_settled(measured: Mapping[str, Distribution], look: int) -> bool:
+    """Return whether every model is certainly faster or certainly slower than the first one, so that a longer
+    measurement would not change what is claimed.
+
+    Repeated looks would find a difference that does not exist. Therefore look number i gets the share 1 / (i (i + 1))
+    of `EARLY_ERROR`, and these shares sum to 1 (as in `rank_until_settled`).
+    """
+    baseline, *rivals = measured.values()
+    sure = 1 - EARLY_ERROR / (look * (look + 1) * max(1, len(rivals)))
+    for rival in rivals:
+        between = compute_ratio(baseline, rival, confidence=sure, by_session=True)
+        certain = between.confidence >= sure and not between.low <= 1 <= between.high
+        if not certain or make_claim(baseline, rival).interval is None:
+            return False
+    return True
 
 
 def _estimate(speedup: Ratio, baseline: Distribution, model: Distribution) -> Optional[Tuple[float, float, float]]:

@@ -208,6 +208,10 @@ Runners = Union[Runner, Sequence[Runner]]
 session in memory changes the speed of a small model by up to a fifth."""
 
 
+Settled = Callable[[Mapping[str, Distribution], int], bool]
+"""Function of the latencies so far, by name, and the number of the look, from 1. It returns whether they suffice."""
+
+
 @dataclass(frozen=True)
 class WarmUp:
     """Define when a runner counts as warm: the medians of the last two windows of runs differ by at most `tolerance`.
@@ -345,13 +349,30 @@ ESTIMATE_S = 2.0
 """Seconds of timing that suffice for an estimate if a machine is too busy for a claim."""
 
 
-def is_out_of_reach(undisturbed: float, spent_s: float, left_s: float) -> bool:
+BUSY = 0.1
+"""A machine is busy if others, or a virtual machine's host, used or wanted more than this share of its time, or if
+waits for a core took more than this share of the runs' time. No speed is then claimed, even if many runs did not wait:
+other work shares the hyperthreads of a core, the cache and the clock, so it slows float and integer kernels unequally,
+in all runs alike."""
+
+
+_FIRST_LOOK = 10
+"""Minimum number of rounds before `is_settled` is asked. With fewer than nine, no interval of order statistics has the
+confidence of 99.5 % that the first look requires."""
+
+
+def is_out_of_reach(undisturbed: float, spent_s: float, left_s: float, busy: float = 0.0) -> bool:
     """Return whether a machine is too busy for a claim in the time that is left.
 
     This is so if `ESTIMATE_S` seconds have passed and, at the present rate, not even half of `UNDISTURBED_ROUNDS` will
-    be reached.
+    be reached. It is also so if the machine would count as busy even if nobody else used it from now on.
+
+    Args:
+        undisturbed: number of undisturbed rounds so far.
+        busy: share of the machine's time that others used or wanted so far, 0 to 1.
     """
-    return spent_s >= ESTIMATE_S and undisturbed * (spent_s + left_s) < UNDISTURBED_ROUNDS / 2 * spent_s
+    few = undisturbed * (spent_s + left_s) < UNDISTURBED_ROUNDS / 2 * spent_s
+    return spent_s >= ESTIMATE_S and (few or busy * spent_s > BUSY * (spent_s + left_s))
 
 
 class Recorder:
@@ -420,6 +441,7 @@ def measure_interleaved(
     samples_per_query: int = 1,
     clock: Clock = time.perf_counter,
     on_progress: Callable[[float], None] = lambda share: None,
+    is_settled: Optional[Settled] = None,
 ) -> Dict[str, Distribution]:
     """Return latency distributions of several runners, measured in interleaved bursts.
 
@@ -433,6 +455,8 @@ def measure_interleaved(
         bursts: length of the turns; default `Bursts()`, shortened for a short `min_duration_s` so that there are at
             least 20 rounds.
         on_progress: function that is called between rounds with the finished share of the work, 0 to 1.
+        is_settled: rule that may end the measurement before the minimum duration. It is asked at intervals, first after
+            two rounds in each session, and `_FIRST_LOOK` rounds; the number of rounds grows by a quarter between looks.
 
     Returns:
         A distribution for each runner, in the order of `runners`, all with the same number of rounds.
@@ -440,8 +464,9 @@ def measure_interleaved(
     check_limits(min_duration_s, min_runs)
     if not runners:
         raise ValueError("nothing to measure: no runners")
-    warm_up_all(runners.values(), warmup, clock)
+    # The user waits for the warm-up, too, so it counts as time in which a busy machine does not allow a claim.
     start = clock()
+    warm_up_all(runners.values(), warmup, clock)
     if bursts is None:
         length = min(Bursts.length_s, min_duration_s / 20)
         bursts = Bursts(length, min(Bursts.lead_in_s, length / 5))
@@ -452,6 +477,8 @@ def measure_interleaved(
         given_up: Optional[float] = None
         # number of undisturbed rounds in each session
         together = [0] * max(len(_as_sequence(run)) for run in runners.values())
+        # A session whose median comes from a single round would make the sessions look more different than they are.
+        looks, next_look = 0, max(_FIRST_LOOK, 2 * len(together))
         while True:
             shuffle(order)
             session = order[0].rounds % len(together)
@@ -461,13 +488,19 @@ def measure_interleaved(
             together[session] += all(turns)
             share = min(min(_compute_share(r.busy_s, min_duration_s), _compute_share(r.count, min_runs)) for r in order)
             on_progress(share)
+            rounds = order[0].rounds
+            if is_settled is not None and rounds >= next_look:
+                looks, next_look = looks + 1, rounds + max(len(together), rounds // 4)
+                measured = {name: r.build_distribution(samples_per_query) for name, r in recorders.items()}
+                if is_settled(measured, looks):
+                    return measured
             if share < 1:
                 continue
             # Patience begins when both minimums are reached.
             given_up = clock() + patience_s if given_up is None else given_up
-            rounds_needed = min(order[0].rounds, UNDISTURBED_ROUNDS) // len(together)
+            rounds_needed = min(rounds, UNDISTURBED_ROUNDS) // len(together)
             now = clock()
-            hopeless = is_out_of_reach(sum(together), now - start, given_up - now)
+            hopeless = is_out_of_reach(sum(together), now - start, given_up - now, watch.measure_busy())
             if now >= given_up or hopeless or min(together) >= rounds_needed:
                 return {name: r.build_distribution(samples_per_query) for name, r in recorders.items()}
 
