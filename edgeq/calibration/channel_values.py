@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from edgeq_device.measure.pairs import find_visible
 from numpy.typing import NDArray
 
-from edgeq.calibration.sampled_values import tensor_values
+from edgeq.calibration.sampled_values import real_rows, tensor_values
 from edgeq.calibration.statistics import Float32s
 from edgeq.data.samples import Samples, places
-from edgeq.model.padding import find_padding
 from edgeq.model.prepare import PreparedModel
 from edgeq.util.display import SILENT, Progress
 
@@ -73,15 +71,13 @@ def observe_channels(
     Raises:
         DataError: ONNX Runtime refuses a sample.
     """
-    padding = find_padding(prepared.graph)
     drawn = frozenset(places(len(samples), min(len(samples), DRAWN_SAMPLES)))
     extrema: dict[str, list[tuple[Float32s, Float32s]]] = {name: [] for name in axes}
     rows: dict[str, list[tuple[Float32s, NDArray[np.bool_]]]] = {name: [] for name in axes}
     with progress.stage("observing channels", len(samples)) as advance:
-        for number, (sample, values) in enumerate(zip(samples, tensor_values(prepared, axes, samples), strict=True)):
+        for number, values in enumerate(tensor_values(prepared, axes, samples)):
             for name, axis in axes.items():
-                visible = find_visible(padding, name, values[name].shape, sample.inputs)
-                table = _by_channel(values[name], axis, visible)
+                table = real_rows(prepared.graph, name, values, axis).astype(np.float32, copy=False).T
                 extrema[name].append((table.min(1, initial=np.inf), table.max(1, initial=-np.inf)))
                 if number in drawn and table.size:
                     rows[name].append(_draw(table, np.random.default_rng(number)))
@@ -102,13 +98,3 @@ def _draw(table: Float32s, random: np.random.Generator) -> tuple[Float32s, NDArr
     count = max(1, min(_POSITIONS, _VALUES // DRAWN_SAMPLES // len(table)))
     positions = random.permutation(table.shape[1])[:count, None]
     return table[:, positions[:, 0]].T, (positions == table.argmin(1)) | (positions == table.argmax(1))
-
-
-def _by_channel(values: NDArray[Any], axis: int, visible: NDArray[np.bool_] | None) -> Float32s:
-    """Return the values as float32 [channels, positions], without positions that a mask hides."""
-    table = np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).astype(np.float32, copy=False)
-    if visible is None:
-        return table
-    # A mask hides positions, never single channels, so the first channel shows which positions count.
-    mask = np.moveaxis(np.broadcast_to(visible, values.shape), axis, 0)
-    return np.asarray(table[:, mask.reshape(len(table), -1)[0]], np.float32)

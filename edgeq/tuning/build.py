@@ -69,7 +69,7 @@ def build_forms(trials: Trials, profile: Profile) -> None:
     _drop_dominated(trials)
     # Onnxruntime's own kernels come first, because their builds show which methods are the closest.
     for kernel in sorted(trials.alive(), key=lambda t: t.candidate.engine is not None):
-        methods = method_candidates(kernel.candidate, profile)
+        methods: Sequence[Candidate] = method_candidates(kernel.candidate, profile)
         if kernel.candidate.engine is not None:
             methods = _select_closest_methods(trials, methods)
         names = [kernel.name, *(c.name for c in methods)]

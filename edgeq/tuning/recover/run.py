@@ -28,7 +28,6 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 from edgeq.util.registry import RECOVERIES
 
-
 # Number of models that recoveries made which stay in memory: those of the longest chain of model recoveries.
 _RECENT_MODELS = 3
 
