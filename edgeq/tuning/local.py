@@ -86,6 +86,7 @@ class LocalEvaluator:
         repairs: whether a poor build is repaired. If so, a loss is the loss to expect on other samples or, without
             labels, noise. Layers are ranked by tensors alone, and slow recoveries come last. A file that the target's
             onnxruntime cannot run is not a candidate.
+        profiled: whether this machine's profile prices layers in float although speed is counted.
         batched: whether to time batches of 8, for throughput, if the model's first axis is free.
         memory: bytes of samples and float32 outputs to keep in memory.
         engines: opens sessions of plug-ins; needed if candidates name a plug-in.
@@ -104,6 +105,7 @@ class LocalEvaluator:
         task: Task | None = None,
         counts: bool = False,
         repairs: bool = False,
+        profiled: bool = False,
         batched: bool = False,
         memory: int = MEMORY,
         engines: Engines | None = None,
@@ -136,7 +138,16 @@ class LocalEvaluator:
         self._sessions = SessionPool(self._engines)
         self._clock = clock or LocalClock(self._sessions)
         self._ranker = LayerRanker(
-            job, target, workdir, counts, self._accuracy, self.builder, self._engines, progress, by_tensors=repairs
+            job,
+            target,
+            workdir,
+            counts,
+            self._accuracy,
+            self.builder,
+            self._engines,
+            progress,
+            by_tensors=repairs,
+            profiled=profiled or not counts,
         )
         self._built: dict[str, Built] = {}
         self._digests: dict[str, tuple[str, str]] = {}

@@ -57,6 +57,7 @@ class LayerRanker:
         counts: whether speed is counted, because the target's kernels do not run here.
         by_tensors: whether static candidates are ranked by tensors even if speed is counted. This is quicker but
             rougher.
+        profiled: whether this machine's profile gives the costs of tensors.
     """
 
     job: Job
@@ -68,6 +69,7 @@ class LayerRanker:
     engines: Engines
     progress: Progress
     by_tensors: bool = False
+    profiled: bool = True
 
     def rank(self, candidate: Candidate, built: Built, *, headroom: float, seconds: float) -> LayerRanking:
         """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile. Other candidates are
@@ -84,7 +86,7 @@ class LayerRanker:
                     scheme,
                     candidate.recoveries,
                     profiled=candidate.engine is None,
-                    timed=not self.counts,
+                    timed=self.profiled,
                     progress=self.progress,
                 )
             # The batch or the names may differ, because not every target's model has the same tensors.

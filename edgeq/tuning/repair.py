@@ -117,16 +117,25 @@ def repair(
     )
     if effort != "thorough":
         job = _limit_samples(job)
+    speed = _read_speed(proof)
     # The folder is next to the prepared model, because an artifact may refer to files there until the job ends.
     workdir = Path(tempfile.mkdtemp(prefix="repair-", dir=job.folder))
     plain = with_scheme(Candidate("", scheme, engine=engine), scheme)
     with Engines(keep=True) as engines:
         evaluator = LocalEvaluator(
-            job, target, workdir, task=job.task, counts=True, repairs=True, engines=engines, progress=job.progress
+            job,
+            target,
+            workdir,
+            task=job.task,
+            counts=True,
+            repairs=True,
+            profiled=speed is not None,
+            engines=engines,
+            progress=job.progress,
         )
         trials = Trials(evaluator, Goal(max_drop=max_drop, strict=True), BudgetClock(None), job.progress, _PACE)
         attempts = _Attempts(trials, plain, assessment, _BUILDS[effort])
-        _try_changes(attempts, job, target, effort, fixed_fields)
+        _try_changes(attempts, job, target, effort, fixed_fields, speed)
         best = attempts.best
         noisiest: tuple[str, ...] = ()
         closest, loss = (plain, assessment.bound) if best is None else (best.candidate, best.loss)
@@ -160,6 +169,14 @@ def _read_assessment(proof: Proof | None, task: Task | None) -> Assessment:
     low, high = proof.drop_interval or (drop, drop)
     sqnr_db = proof.agreement.least_db
     return Assessment(proof.samples, True, basis, drop=drop, low=low, high=high, expected=drop, sqnr_db=sqnr_db)
+
+
+def _read_speed(proof: Proof | None) -> float | None:
+    """Return the speed of the plain build relative to float32's, measured or estimated; None if it was not timed."""
+    if proof is None or proof.speed is None:
+        return None
+    about = proof.speed.ratio.interval or proof.speed.ratio.estimated
+    return about[0] if about is not None else None
 
 
 class _Attempts:
@@ -212,8 +229,14 @@ class _Attempts:
         return min([self.plain, *static], key=lambda trial: trial.loss)
 
 
-def _try_changes(attempts: _Attempts, job: Job, target: Target, effort: Effort, fixed_fields: Collection[str]) -> None:
-    """Try changes, those that cost no speed first, until a build is good enough or no further build is allowed."""
+def _try_changes(
+    attempts: _Attempts, job: Job, target: Target, effort: Effort, fixed_fields: Collection[str], speed: float | None
+) -> None:
+    """Try changes, those that cost no speed first, until a build is good enough or no further build is allowed.
+
+    Args:
+        speed: measured speed of the plain build relative to float32; None if the target has no clock here.
+    """
     plain, profile = attempts.plain.candidate, target.profile
     products_dominate = product_share(job.prepared.model) >= WORTH_A_TRY
     groups = attempts.trials.evaluator.recovery_groups()
@@ -237,7 +260,7 @@ def _try_changes(attempts: _Attempts, job: Job, target: Target, effort: Effort, 
             attempts.add(candidate)
     if attempts.ended or "exclude" in fixed_fields or (profile.integer_only and "wide" not in profile.search):
         return
-    _raise_precision(attempts)
+    _raise_precision(attempts, speed)
 
 
 def _list_recoveries(groups: Sequence[Sequence[str]], scheme: Scheme, *, products_dominate: bool) -> tuple[str, ...]:
@@ -270,13 +293,18 @@ def _list_other_modes(job: Job, target: Target, scheme: Scheme, effort: Effort) 
         yield from sequence_candidates(job, target)
 
 
-def _raise_precision(attempts: _Attempts) -> None:
+def _raise_precision(attempts: _Attempts, speed: float | None) -> None:
     """Give layers float, or tensors 16 bits, until the loss is small enough. The first set is sized by the predicted
-    noise, each further set by the losses so far.
+    noise, each further set by the losses so far. No set is predicted to make the model slower than float32.
+
+    Args:
+        speed: see `_try_changes`.
     """
     base = attempts.closest_static
     ranking = attempts.trials.evaluator.rank(base.candidate, headroom=1.0, seconds=math.inf)
     order = find_affordable(ranking, math.inf if ranking.field == EIGHT_BIT else _MOST_FLOAT)
+    if speed is not None and ranking.field == EXCLUDE:
+        order = order[: _count_faster(ranking, speed)]
     title = _FIELD_TITLES[ranking.field]
     share, sizes = _AIM * attempts.max_drop / base.loss, set[int]()
     while order and not attempts.used_up:
@@ -292,6 +320,18 @@ def _raise_precision(attempts: _Attempts) -> None:
         if _WASTEFUL * attempts.max_drop <= trial.loss <= attempts.max_drop:
             return
         share = _correct_share(ranking.remaining(size), trial.loss / base.loss, attempts.max_drop / base.loss)
+
+
+def _count_faster(ranking: LayerRanking, speed: float) -> int:
+    """Return how many layers, in the order of the ranking, can be in float until the model is as slow as float32.
+
+    Args:
+        speed: measured speed of the plain build relative to float32.
+    """
+    names = [layer.name for layer in ranking.layers]
+    counts = range(1, len(names) + 1)
+    faster = (count for count in counts if ranking.costs.predict_speed(frozenset(names[:count]), speed) > 1)
+    return max(faster, default=0)
 
 
 def _correct_share(remaining: float, loss: float, allowed: float) -> float:

@@ -67,6 +67,22 @@ class Costs:
             - self._converted(touched, float_names - {name})
         )
 
+    def predict_speed(self, float_names: Set[str], plain_speed: float) -> float:
+        """See `LayerCosts.predict_speed`.
+
+        The time of the plain build, as a share of float32's, is 1 / `plain_speed`. The units in float add their cost to
+        it. The scale is that by which all units in float give the time of float32, unless this is more than `_TRUST`
+        times the profile's own scale, or less than its inverse.
+        """
+        plain_share, float_us = 1 / plain_speed, sum(self.float_us.values())
+        if float_us <= 0:
+            return plain_speed
+        scale = 1 / float_us
+        if self.span > 0:
+            scale = min(max((1 - plain_share) / self.span, scale / _TRUST), scale * _TRUST)
+        # Even a set that the profile believes to save time cannot take none.
+        return 1 / max(plain_share + scale * self.set_cost(float_names), plain_share / _TRUST)
+
     def set_cost(self, float_names: Set[str]) -> float:
         """Return the microseconds that the units in `float_names` cost in float together, with their conversions."""
         return sum(map(self._difference, float_names)) + self._converted(self.conversion_us, float_names)
@@ -89,32 +105,6 @@ class Costs:
             for unit in {self.makers[tensor], *self.readers[tensor]}:
                 tensors_by_unit.setdefault(unit, []).append(tensor)
         return tensors_by_unit
-
-
-def predict_speed(costs: Costs, float_names: Set[str], plain_speed: float) -> float:
-    """Return how many times as fast as float32 a model is likely to be with some units in float.
-
-    The time of the plain build, as a share of float32's, is 1 / `plain_speed`. The units in float add their cost to it.
-    The scale is that by which all units in float give the time of float32, unless this is more than `_TRUST` times
-    the profile's own scale, or less than its inverse.
-
-    Args:
-        float_names: names of the units in float.
-        plain_speed: measured speed of the plain build relative to float32, above 0.
-
-    Raises:
-        ValueError: the speed is not above 0.
-    """
-    if not plain_speed > 0:
-        raise ValueError(f"the speed of the plain build must be above 0, not {plain_speed}")
-    plain_share, float_us = 1 / plain_speed, sum(costs.float_us.values())
-    if float_us <= 0:
-        return plain_speed
-    scale = 1 / float_us
-    if costs.span > 0:
-        scale = min(max((1 - plain_share) / costs.span, scale / _TRUST), scale * _TRUST)
-    # Even a set that the profile believes to save time cannot take none.
-    return 1 / max(plain_share + scale * costs.set_cost(float_names), plain_share / _TRUST)
 
 
 def measure_costs(

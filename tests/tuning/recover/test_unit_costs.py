@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.tuning.recover.run import Recoverer
-from edgeq.tuning.recover.unit_costs import Costs, find_unit, measure_costs, predict_speed
+from edgeq.tuning.recover.unit_costs import Costs, find_unit, measure_costs
 from edgeq.tuning.recover.units import find_units
 from tests.tuning.recover.nets import SCHEME, few, job_of, target, two_gates
 
@@ -61,22 +61,20 @@ def test_a_set_costs_what_its_total_says(made: Costs, kept: set[str]) -> None:
 
 def test_speed_is_predicted_between_that_of_int8_and_that_of_float32() -> None:
     made = Costs({"a": 60, "b": 40}, {"a": 20, "b": 20}, {"t": 5}, {"t": "a"}, {"t": ("b",)})
-    assert predict_speed(made, set(), 2.0) == pytest.approx(2.0)
-    assert predict_speed(made, {"a", "b"}, 2.0) == pytest.approx(1.0)
+    assert made.predict_speed(set(), 2.0) == pytest.approx(2.0)
+    assert made.predict_speed({"a", "b"}, 2.0) == pytest.approx(1.0)
     # 45 of the 60 microseconds that separate the two are half of float32's time.
-    assert predict_speed(made, {"a"}, 2.0) == pytest.approx(1 / (0.5 + 0.5 * 45 / 60))
+    assert made.predict_speed({"a"}, 2.0) == pytest.approx(1 / (0.5 + 0.5 * 45 / 60))
     # The measurement says that int8 is slower, so every unit in float is believed to cost at least half of its price.
-    assert predict_speed(made, {"a"}, 0.9) == pytest.approx(1 / (1 / 0.9 + 0.5 * 45 / 100))
-    assert predict_speed(Costs({}, {}, {}, {}, {}), {"a"}, 1.3) == 1.3
-    with pytest.raises(ValueError, match="above 0"):
-        predict_speed(made, set(), 0.0)
+    assert made.predict_speed({"a"}, 0.9) == pytest.approx(1 / (1 / 0.9 + 0.5 * 45 / 100))
+    assert Costs({}, {}, {}, {}, {}).predict_speed({"a"}, 1.3) == 1.3
 
 
 @given(costs(), st.sets(st.sampled_from(UNITS)), st.sampled_from(UNITS), st.floats(0.2, 8))
 def test_a_unit_that_costs_time_never_makes_a_model_faster(
     made: Costs, kept: set[str], name: str, speed: float
 ) -> None:
-    before, now = (predict_speed(made, names, speed) for names in (kept, kept | {name}))
+    before, now = (made.predict_speed(names, speed) for names in (kept, kept | {name}))
     assert 0 < now <= speed * 2
     if made.extra_cost(name, kept) >= 0:
         assert now <= before * (1 + 1e-9)
