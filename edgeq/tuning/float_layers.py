@@ -1,9 +1,9 @@
 """Choose which layers to leave in float, so that the model loses no more accuracy than allowed, at the least cost.
 
 A ranking orders the layers. Layers that cause much noise at the outputs, relative to their cost in float, come first.
-edgeq then measures how many of them are needed: it tries 1, 2, 4, ... layers until the loss is small enough, and then
-bisects. Finally, the layers that cost most are put back into integers one by one. A layer stays in float if the loss
-would become too large with the layer in integers.
+edgeq then measures how many of them are needed: it begins with as many as the ranking predicts, tries twice as many
+until the loss is small enough, and then bisects. Finally, the layers that cost most are put back into integers one by
+one. A layer stays in float if the loss would become too large with the layer in integers.
 
 If a ranking cannot be computed from tensors, `rank_by_probing` measures it: the noise of a layer is the noise at the
 outputs if only that layer is quantized. Noises of layers add up if they are small and independent.
@@ -12,7 +12,7 @@ outputs if only that layer is quantized. Noises of layers add up if they are sma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -140,15 +140,45 @@ class LayerRanking:
         """Return the smallest number of layers in float, from 1 to `limit`, after which at most `share` of the noise of
         all layers remains. Return 1 if the noise is not known, and `limit` if no such number is enough.
         """
-        total = sum(layer.noise for layer in self.layers)
-        if share >= 1 or not 0 < total < math.inf:
+        if share >= 1 or not self._has_noise:
             return 1
-        return next((count for count in range(1, limit) if self.remaining(count) <= share), limit)
+        return next((count for count in range(1, limit) if self.remaining(self.layers[:count]) <= share), limit)
 
-    def remaining(self, count: int) -> float:
-        """Return the share of the noise of all layers that remains if the first `count` layers are in float."""
+    def select_quieting(self, share: float, layers: Sequence[RankedLayer]) -> tuple[RankedLayer, ...]:
+        """Return a cheap subset of `layers` that leaves at most `share` of the noise of all layers. Return the first
+        layer if the noise is not known, and all `layers` if no subset is enough.
+
+        The subset comes from the greedy algorithm for the minimum knapsack (Csirik et al., Heuristics
+        for the 0-1 min-knapsack problem, 1991): layers join in their order. If a layer completes the set, the set
+        is a candidate, and the layer is left out again: a cheaper one may follow that is just enough. The cheapest
+        candidate wins. It costs at most twice as much as the best set.
+        """
+        if not self._has_noise:
+            return tuple(layers[:1])
+        members: list[RankedLayer] = []
+        names: set[str] = set()
+        best, best_cost, spent = tuple(layers), math.inf, 0.0
+        for layer in layers:
+            cost = spent + self.costs.extra_cost(layer.name, names)
+            if self.remaining([*members, layer]) > share:
+                members.append(layer)
+                names.add(layer.name)
+                spent = cost
+            elif cost < best_cost:
+                best, best_cost = (*members, layer), cost
+        return best
+
+    def remaining(self, layers: Collection[RankedLayer]) -> float:
+        """Return the share of the noise of all layers that remains if `layers` are in float."""
+        if not self._has_noise:
+            return 1.0
         total = sum(layer.noise for layer in self.layers)
-        return sum(layer.noise for layer in self.layers[count:]) / total if 0 < total < math.inf else 1.0
+        # Rounding may leave a little more or less than nothing.
+        return max(0.0, total - sum(layer.noise for layer in layers)) / total
+
+    @property
+    def _has_noise(self) -> bool:
+        return 0 < sum(layer.noise for layer in self.layers) < math.inf
 
 
 def select_float_layers(
@@ -157,6 +187,7 @@ def select_float_layers(
     max_drop: float,
     expired: Callable[[], bool],
     *,
+    share: float = 1.0,
     headroom: float = math.inf,
     hopeless: float = math.inf,
     refinements: int = REFINEMENTS,
@@ -172,6 +203,9 @@ def select_float_layers(
         evaluate: a function that returns the loss of the model with these nodes in float, in the unit of `max_drop`.
             The loss is infinite if that model cannot be built or its outputs are not finite.
         expired: a function that returns whether to stop and return the sets found so far.
+        share: largest noise that may remain, as a share of the noise without layers in float. Losses grow with the
+            power of the noise, so the first set to try is the shortest prefix that should leave no more than this
+            share.
         headroom: largest cost, as a share of the ranking's span.
         hopeless: if the largest set loses more than this, no other set is tried. To find out, the largest set is
             evaluated first, but only if the headroom allows at most half of the layers.
@@ -200,7 +234,7 @@ def select_float_layers(
     limited = hopeless < math.inf and 2 < len(order) <= len(ranking.layers) // 2
     if limited and not expired() and loss(order) > hopeless:
         return ()
-    failed, size = 0, 1
+    failed, size = 0, ranking.count_quieting(share, len(order))
     while failed < len(order) and not expired():
         size = min(size, len(order))
         if holds(order[:size]):

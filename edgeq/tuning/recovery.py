@@ -4,6 +4,7 @@ speed first, layers in float last.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from edgeq_device.measure.claim import SLOWER, UNKNOWN
@@ -98,7 +99,15 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
         return build_and_assess(trials, candidate, "exclusion", base.name).loss
 
     hopeless = trials.pace.hopeless * max_drop
-    select_float_layers(ranking, loss, max_drop, trials.deadline.passed, headroom=headroom, hopeless=hopeless)
+    select_float_layers(
+        ranking,
+        loss,
+        max_drop,
+        trials.deadline.passed,
+        share=max_drop / base.loss if max_drop < base.loss < math.inf else 1.0,
+        headroom=headroom,
+        hopeless=hopeless,
+    )
 
 
 def _select_bases(trials: Trials) -> list[Trial]:

@@ -40,7 +40,7 @@ from edgeq.run.session import Engines
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.tuning.accuracy_estimate import name_basis
 from edgeq.tuning.budget import BudgetClock
-from edgeq.tuning.float_layers import EIGHT_BIT, EXCLUDE, LayerRanking, find_affordable
+from edgeq.tuning.float_layers import EIGHT_BIT, EXCLUDE, LayerRanking, RankedLayer, find_affordable
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.judge import build_and_assess
 from edgeq.tuning.local import LocalEvaluator
@@ -134,8 +134,8 @@ def repair(
             progress=job.progress,
         )
         trials = Trials(evaluator, Goal(max_drop=max_drop, strict=True), BudgetClock(None), job.progress, _PACE)
-        attempts = _Attempts(trials, plain, assessment, _BUILDS[effort])
-        _try_changes(attempts, job, target, effort, fixed_fields, speed)
+        attempts = _Attempts(trials, Trial(plain, assessment=assessment), _BUILDS[effort], speed)
+        _try_changes(attempts, job, target, effort, fixed_fields)
         best = attempts.best
         noisiest: tuple[str, ...] = ()
         closest, loss = (plain, assessment.bound) if best is None else (best.candidate, best.loss)
@@ -183,12 +183,15 @@ class _Attempts:
     """Build and assess changes of the plain build, and count the builds.
 
     Args:
+        plain: the plain build with its assessment.
         limit: largest number of builds.
+        speed: measured speed of the plain build relative to float32; None if the target has no clock here.
     """
 
-    def __init__(self, trials: Trials, plain: Candidate, assessment: Assessment, limit: int) -> None:
+    def __init__(self, trials: Trials, plain: Trial, limit: int, speed: float | None) -> None:
         self.trials = trials
-        self.plain = Trial(plain, assessment=assessment)
+        self.plain = plain
+        self.speed = speed
         self._remaining = limit
 
     @property
@@ -229,14 +232,8 @@ class _Attempts:
         return min([self.plain, *static], key=lambda trial: trial.loss)
 
 
-def _try_changes(
-    attempts: _Attempts, job: Job, target: Target, effort: Effort, fixed_fields: Collection[str], speed: float | None
-) -> None:
-    """Try changes, those that cost no speed first, until a build is good enough or no further build is allowed.
-
-    Args:
-        speed: measured speed of the plain build relative to float32; None if the target has no clock here.
-    """
+def _try_changes(attempts: _Attempts, job: Job, target: Target, effort: Effort, fixed_fields: Collection[str]) -> None:
+    """Try changes, those that cost no speed first, until a build is good enough or no further build is allowed."""
     plain, profile = attempts.plain.candidate, target.profile
     products_dominate = product_share(job.prepared.model) >= WORTH_A_TRY
     groups = attempts.trials.evaluator.recovery_groups()
@@ -260,7 +257,7 @@ def _try_changes(
             attempts.add(candidate)
     if attempts.ended or "exclude" in fixed_fields or (profile.integer_only and "wide" not in profile.search):
         return
-    _raise_precision(attempts, speed)
+    _raise_precision(attempts)
 
 
 def _list_recoveries(groups: Sequence[Sequence[str]], scheme: Scheme, *, products_dominate: bool) -> tuple[str, ...]:
@@ -293,33 +290,31 @@ def _list_other_modes(job: Job, target: Target, scheme: Scheme, effort: Effort) 
         yield from sequence_candidates(job, target)
 
 
-def _raise_precision(attempts: _Attempts, speed: float | None) -> None:
+def _raise_precision(attempts: _Attempts) -> None:
     """Give layers float, or tensors 16 bits, until the loss is small enough. The first set is sized by the predicted
     noise, each further set by the losses so far. No set is predicted to make the model slower than float32.
-
-    Args:
-        speed: see `_try_changes`.
     """
-    base = attempts.closest_static
+    base, speed = attempts.closest_static, attempts.speed
     ranking = attempts.trials.evaluator.rank(base.candidate, headroom=1.0, seconds=math.inf)
-    order = find_affordable(ranking, math.inf if ranking.field == EIGHT_BIT else _MOST_FLOAT)
+    layers = find_affordable(ranking, math.inf if ranking.field == EIGHT_BIT else _MOST_FLOAT)
     if speed is not None and ranking.field == EXCLUDE:
-        order = order[: _count_faster(ranking, speed)]
+        layers = layers[: _count_faster(ranking, speed)]
     title = _FIELD_TITLES[ranking.field]
-    share, sizes = _AIM * attempts.max_drop / base.loss, set[int]()
-    while order and not attempts.used_up:
-        size = ranking.count_quieting(share, len(order))
-        if size in sizes:
+    share, sets = _AIM * attempts.max_drop / base.loss, set[tuple[RankedLayer, ...]]()
+    while layers and not attempts.used_up:
+        members = ranking.select_quieting(share, layers)
+        if members in sets:
             return
-        sizes.add(size)
+        sets.add(members)
+        nodes = ranking.nodes(members)
         candidate = base.candidate.replace(
-            name=f"{base.name}, {size} {title}",
-            scheme=_with_precision(base.candidate.scheme, ranking, ranking.nodes(order[:size])),
+            name=f"{base.name}, {len(nodes)} {title} (set {len(sets)})",
+            scheme=_with_precision(base.candidate.scheme, ranking, nodes),
         )
         trial = attempts.add(candidate)
         if _WASTEFUL * attempts.max_drop <= trial.loss <= attempts.max_drop:
             return
-        share = _correct_share(ranking.remaining(size), trial.loss / base.loss, attempts.max_drop / base.loss)
+        share = _correct_share(ranking.remaining(members), trial.loss / base.loss, attempts.max_drop / base.loss)
 
 
 def _count_faster(ranking: LayerRanking, speed: float) -> int:

@@ -136,13 +136,35 @@ def test_sizes_around_the_best_are_tried_where_the_largest_is_no_better(last: fl
     assert len(evaluated) <= 5 + 3 + 3 + 4
 
 
-@given(noises=st.lists(st.floats(0.01, 100), min_size=2, max_size=10), share=st.floats(0.001, 0.999))
-def test_the_counted_layers_leave_as_much_noise_as_is_allowed(noises: list[float], share: float) -> None:
-    layers = tuple(RankedLayer(f"n{place}", (f"n{place}",), noise) for place, noise in enumerate(noises))
-    ranking = LayerRanking(layers, MacCosts({layer.name: 1 for layer in layers}))
+WORTHS = st.lists(st.tuples(st.floats(0.01, 100), st.integers(1, 50)), min_size=2, max_size=8)
+
+
+@given(noises=WORTHS, share=st.floats(0.001, 0.999))
+def test_the_counted_layers_leave_as_much_noise_as_is_allowed(noises: list[tuple[float, int]], share: float) -> None:
+    ranking = ranked_by_worth(noises)
     count = ranking.count_quieting(share, len(noises))
-    assert ranking.remaining(count) <= share or count == len(noises)
-    assert count == 1 or ranking.remaining(count - 1) > share
+    assert ranking.remaining(ranking.layers[:count]) <= share or count == len(noises)
+    assert count == 1 or ranking.remaining(ranking.layers[: count - 1]) > share
+
+
+@given(noises=WORTHS, share=st.floats(0.001, 0.999))
+def test_the_selected_layers_cost_at_most_twice_as_much_as_the_best(
+    noises: list[tuple[float, int]], share: float
+) -> None:
+    ranking = ranked_by_worth(noises)
+    layers, macs = ranking.layers, dict(ranking.costs.macs) if isinstance(ranking.costs, MacCosts) else {}
+    sets = [chosen for size in range(1, len(layers) + 1) for chosen in itertools.combinations(layers, size)]
+    enough = [sum(macs[m.name] for m in chosen) for chosen in sets if ranking.remaining(chosen) <= share]
+    selected = ranking.select_quieting(share, layers)
+    assert sum(macs[layer.name] for layer in selected) <= 2 * min(enough, default=sum(macs.values()))
+    assert ranking.remaining(selected) <= share or selected == layers
+
+
+def ranked_by_worth(noises: list[tuple[float, int]]) -> LayerRanking:
+    """Return a ranking of layers with these noises and costs, most noise per cost first."""
+    order = sorted(noises, key=lambda pair: -pair[0] / pair[1])
+    layers = tuple(RankedLayer(f"n{place}", (f"n{place}",), noise) for place, (noise, _) in enumerate(order))
+    return LayerRanking(layers, MacCosts({layer.name: cost for layer, (_, cost) in zip(layers, order, strict=True)}))
 
 
 def test_gives_up_if_all_float_layers_lose_too_much() -> None:

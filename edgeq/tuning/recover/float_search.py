@@ -67,7 +67,8 @@ class FloatSearch:
             EdgeqError: the scheme cannot be built even without changes.
         """
         # The build without changes comes first: it may be good enough, and its errors are the user's to see.
-        if self.measure((), target_db) >= target_db:
+        plain_db = self.measure((), target_db)
+        if plain_db >= target_db:
             return ()
         for ranking in self.rankings(target_db):
             sets = select_float_layers(
@@ -75,6 +76,7 @@ class FloatSearch:
                 lambda nodes: -self.measure(nodes, target_db),
                 -target_db,
                 lambda: False,
+                share=10 ** ((plain_db - target_db) / 10),
                 refinements=refinements,
             )
             if sets:

@@ -20,8 +20,9 @@ from edgeq.tuning.recover.unit_costs import mac_costs, measure_costs
 from edgeq.tuning.recover.units import Unit, find_units
 from edgeq.util.display import SILENT, Progress
 
-# Share of the total noise of all layers. Every layer in int8 causes more noise than this.
-_SILENT_SHARE = 1e-4
+# Share of the total noise of all layers, and noise relative to the outputs' signal. A layer in int8 causes more than
+# one of them: if a single layer ruins the outputs, the noise of the others is a small share of it.
+_SILENT_SHARE, _SILENT_NOISE = 1e-4, 1e-6
 _SLACK = 1.5
 """Factor by which the allowed cost is raised: the profile of single nodes only roughly predicts a whole model."""
 _MIN_US = 1.0
@@ -92,7 +93,7 @@ def drop_silent(layers: Sequence[RankedLayer]) -> tuple[RankedLayer, ...]:
     """Leave out layers with negligible noise. For example, a layer that computes in 16 bits causes very little noise.
     If it has no multiply-accumulates, its cost in float is zero, so it would come first in a ranking.
     """
-    threshold = _SILENT_SHARE * sum(layer.noise for layer in layers)
+    threshold = min(_SILENT_NOISE, _SILENT_SHARE * sum(layer.noise for layer in layers))
     return tuple(layer for layer in layers if layer.noise > threshold)
 
 

@@ -15,7 +15,7 @@ _SMALLEST_SIDE = 4
 
 def find_maps(outputs: Mapping[str, Any], kinds: str = "f") -> Dict[str, Any]:
     """Return the outputs [1, C, h, w], [1, h, w, C] or [1, h, w] by name, whose dtypes have one of the numpy `kinds`
-    and whose sides have at least 4 pixels.
+    and whose sides have at least 4 pixels. Outputs without elements are left out.
     """
     return {
         name: array
@@ -23,6 +23,8 @@ def find_maps(outputs: Mapping[str, Any], kinds: str = "f") -> Dict[str, Any]:
         if array.ndim in (3, 4)
         and len(array) == 1
         and array.dtype.kind in kinds
+        # A map of no channels has two large sides, too.
+        and array.size
         and sorted(array.shape[1:])[-2] >= _SMALLEST_SIDE
     }
 
