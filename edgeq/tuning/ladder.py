@@ -44,8 +44,8 @@ from edgeq.tuning.judge import build_and_assess
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.measurements import Assessment
 from edgeq.tuning.pace import EFFORTS
+from edgeq.tuning.recover.methods.sequential_correction import SequentialCorrection
 from edgeq.tuning.recover.methods.smoothquant import SmoothQuant
-from edgeq.tuning.recover.methods.weight_rounding import WeightRounding
 from edgeq.tuning.recover.run import find_ineffective
 from edgeq.tuning.search import search
 from edgeq.tuning.sentences import describe_allowed_loss, describe_loss
@@ -65,7 +65,7 @@ _HEADS = ("its end in float", "its last layers in float")
 # A head in float must leave half of the work in integers, and is worth it if it takes away half of the noise.
 _HEAD_SHARE = 0.5
 # The inputs of products often have a few wide channels, which leave few levels to the others.
-_SMOOTHED = (SmoothQuant.name, WeightRounding.name)
+_SMOOTHED = (SmoothQuant.name, SequentialCorrection.name)
 _TAILS = "percentile"
 _BLOCKS = "weight-only 8 bits"
 # Number of layers to name if a result that has no float layers loses more than is allowed.

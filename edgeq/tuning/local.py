@@ -291,8 +291,7 @@ class LocalEvaluator:
         vain = find_ineffective(self._target)
         if self._target.profile.integer_only:
             vain |= {name for name, recovery in recoveries().items() if recovery.keeps_float}
-        every = recovery_groups(slow_last=self._repairs)
-        groups = (tuple(name for name in group if name not in vain) for group in every)
+        groups = (tuple(name for name in group if name not in vain) for group in recovery_groups())
         return tuple(group for group in groups if group)
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> float_layers.LayerRanking:

@@ -62,7 +62,6 @@ class Recovery(ABC):
         free: True if the result has the same nodes and so costs no extra time on the device.
         order: position among the recoveries of its stage, the lowest first.
         replaces: name of a weaker recovery that is not needed in addition to this one.
-        slow: whether it runs the quantized model layer by layer. A repair tries such recoveries last.
         searched: whether tuning tries it on its own.
         keeps_float: whether it leaves nodes in float. A repair for hardware without float does not try it.
         modes: modes of the schemes that it supports.
@@ -75,7 +74,6 @@ class Recovery(ABC):
     # After all recoveries of edgeq, whose positions are below this, unless a plug-in states its place.
     order = 100
     replaces: str = ""
-    slow = False
     searched = True
     keeps_float = False
     modes: tuple[Mode, ...] = ("static",)

@@ -27,18 +27,13 @@ def recoveries() -> Mapping[str, Recovery]:
     return {recovery.name: recovery for recovery in ordered}
 
 
-def recovery_groups(*, slow_last: bool = False) -> tuple[tuple[str, ...], ...]:
-    """Return the names of the recoveries in groups, in the order in which tuning tries them.
+def recovery_groups() -> tuple[tuple[str, ...], ...]:
+    """Return the names of the recoveries for static schemes in groups, in the order in which tuning tries them.
 
     The first group contains all recoveries that cost no time on the device; they are tried together. The others follow
     one by one, except those that are already part of other candidates (`Recovery.searched`).
-
-    Args:
-        slow_last: whether recoveries that take long to apply come last, one by one.
     """
-    every = recoveries()
-    # Only a repair moves them to the end, because a user waits for it; a search has a budget of its own.
-    slow = [name for name, recovery in every.items() if slow_last and recovery.slow]
-    free = tuple(name for name, recovery in every.items() if recovery.free and name not in slow)
+    every = {name: recovery for name, recovery in recoveries().items() if "static" in recovery.modes}
+    free = tuple(name for name, recovery in every.items() if recovery.free)
     costly = (name for name, recovery in every.items() if recovery.searched and not recovery.free)
-    return (free, *((name,) for name in (*costly, *slow)))
+    return (free, *((name,) for name in costly))
