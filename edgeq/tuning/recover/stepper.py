@@ -6,16 +6,13 @@ All samples advance together. Only tensors that are still needed are kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.model.graph import is_op, name_of, reads
 from edgeq.run.session import SessionSettings
-
-if TYPE_CHECKING:
-    pass
 from edgeq.tuning.recover.piece import open_piece
 
 Array = NDArray[Any]

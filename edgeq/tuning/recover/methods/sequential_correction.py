@@ -42,10 +42,11 @@ from edgeq.tuning.recover.quantized_file import IntegerLayer, QuantizedFile
 from edgeq.tuning.recover.stepper import Stepper
 from edgeq.util.display import Progress
 
-LEAST_SAMPLES, MOST_SAMPLES = 16, 32
+_SAMPLES = (16, 32)
+"""Smallest and largest number of samples, spread evenly over all samples."""
 _MACS = 1_500_000_000
-"""Multiply-accumulates over all samples. It limits the number of samples between the two numbers above, so that small
-models, which cost little, get more precise means.
+"""Multiply-accumulates over all samples. They choose between the two numbers above, so that small models, which cost
+little, get more precise means.
 """
 MEMORY = 2**29
 """Bytes that the activations of all samples may take at once. It limits the number of samples."""
@@ -80,7 +81,7 @@ class SequentialCorrection(Recovery):
         if not integers:
             return state.note(f"{self.name}: no layer has integer weights of its own")
         macs = sum(node_macs(state.prepared.model).values())
-        count = int(np.clip(_MACS // max(1, macs), LEAST_SAMPLES, MOST_SAMPLES))
+        count = int(np.clip(_MACS // max(1, macs), *_SAMPLES))
         correction = LayerCorrection(state.prepared, file, state.scheme)
         correction.run(integers, list(spread(samples, count)), progress)
         path = workdir / state.artifact.model.name
