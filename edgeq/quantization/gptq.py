@@ -64,7 +64,7 @@ def _invert_factor(metric: Floats) -> Floats:
     In reverse order of the taps, the metric is LL' (Cholesky), and U is L^-1 in reverse order. This is cheaper and more
     accurate than to factorize the inverse of the metric.
     """
-    lower = np.linalg.cholesky(metric[:, ::-1, ::-1])
+    lower = np.asarray(np.linalg.cholesky(metric[:, ::-1, ::-1]), np.float64)
     return _invert_lower(lower)[:, ::-1, ::-1]
 
 
