@@ -112,7 +112,7 @@ def test_names_stand_for_objects(tmp_path: Path) -> None:
         ({"task": 5}, "the task, of type int, has no 'name'"),
         ({"engine": "openvin"}, "unknown engine 'openvin'"),
         ({"engine": 5}, "an engine is given as int"),
-        ({"builder": "bias-correction"}, "the builder is given as str"),
+        ({"builder": "sequential-correction"}, "the builder is given as str"),
         ({"overrides": "int8"}, "the overrides are given as str"),
         ({"validation": edgeq.Data(demo.VALIDATION, count="8")}, "count is '8'"),  # type: ignore[arg-type]
     ],

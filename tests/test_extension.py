@@ -164,7 +164,7 @@ def test_the_library_finds_them(plugin: Path) -> None:
     assert plain(parse_text("clip=0.1:1/2").steps[0]) == {"op": "clip", "low": 0.1, "high": 0.5}
     assert "wider-ranges" in recoveries()
     assert "wider-ranges" in recovery_groups()[0]
-    assert list(recoveries())[-1] == "bias-correction", "the stage decides before the order"
+    assert list(recoveries())[-1] == "weight-rounding", "the stage decides before the order"
     assert METHODS.load("scaled").settings({}) == {"share": 0.9}
     assert callable(load_decoder("corners"))
     assert backend_named("example").name == "example"

@@ -183,7 +183,7 @@ def quantize_command(
     \b
     edgeq quantize model.onnx --data calib/ --preprocess imagenet -o int8.onnx
     edgeq quantize bert.onnx --data calib.npz --dynamic -o int8.onnx
-    edgeq quantize model.onnx --data calib/ --recover bias-correction --min-sqnr 20 -o int8.onnx
+    edgeq quantize model.onnx --data calib/ --recover sequential-correction --min-sqnr 20 -o int8.onnx
     """
     from edgeq.cli._arguments import build_arguments
     from edgeq.jobs.quantize import run_quantize

@@ -38,7 +38,7 @@ def round_rows(
         scale: scale of each weight, broadcastable to the rows; may be negative.
         block: number of columns whose errors are collected before they are spread over the later columns.
     """
-    upper = np.linalg.cholesky(np.linalg.inv(metric)).transpose(0, 2, 1)
+    upper = _invert_factor(metric)
     # The loop reads and writes one column after another, so the columns are contiguous in memory here.
     low, high, scale = (_columns(np.broadcast_to(values, rows.shape)) for values in (low, high, scale))
     columns = _columns(rows)
@@ -56,6 +56,32 @@ def round_rows(
             remaining[:, column + 1 : stop] -= upper[:, column, column + 1 : stop, None] * error[:, None]
         remaining[:, stop:] -= upper[:, start:stop, stop:].transpose(0, 2, 1) @ errors
     return _columns(_descend(columns, metric, integers, low, high, scale, block))
+
+
+def _invert_factor(metric: Floats) -> Floats:
+    """Return U, upper triangular, with metric^-1 = U'U.
+
+    In reverse order of the taps, the metric is LL' (Cholesky), and U is L^-1 in reverse order. This is cheaper and more
+    accurate than to factorize the inverse of the metric.
+    """
+    lower = np.asarray(np.linalg.cholesky(metric[:, ::-1, ::-1]), np.float64)
+    return _invert_lower(lower)[:, ::-1, ::-1]
+
+
+def _invert_lower(lower: Floats) -> Floats:
+    """Return the inverse of lower triangular matrices [groups, k, k]. Halves are inverted one after the other:
+
+    [A 0; B C]^-1 = [A^-1 0; -C^-1 B A^-1 C^-1]
+    """
+    taps = lower.shape[-1]
+    if taps <= _BLOCK:
+        return np.asarray(np.linalg.inv(lower), np.float64)
+    half = taps // 2
+    first, second = _invert_lower(lower[:, :half, :half]), _invert_lower(lower[:, half:, half:])
+    inverse = np.zeros(lower.shape)
+    inverse[:, :half, :half], inverse[:, half:, half:] = first, second
+    inverse[:, half:, :half] = -second @ (lower[:, half:, :half] @ first)
+    return inverse
 
 
 def _columns(rows: NDArray[T]) -> NDArray[T]:

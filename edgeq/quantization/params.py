@@ -70,10 +70,8 @@ def weight_params(
     dtype = integer_type(scheme.weight_type)
     symmetric = axis is not None or scheme.weight_symmetric
     lowest, highest = LIMITS[dtype]
-    if scheme.reduce_range:
-        lowest, highest = (0, 127) if lowest == 0 else (-64, 64)
-    elif symmetric and lowest < 0:
-        lowest = -highest
+    if scheme.reduce_range or symmetric:
+        lowest, highest = weight_limits(scheme.weight_type, scheme.reduce_range)
     reduced_axes = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
     low = np.minimum(weight.min(axis=reduced_axes, initial=0), 0).astype(np.float64)
     high = np.maximum(weight.max(axis=reduced_axes, initial=0), 0).astype(np.float64)
@@ -87,6 +85,18 @@ def weight_params(
     return QuantParams(
         scale.astype(np.float32), zero.astype(np.int64), dtype, axis=axis or 0, narrow=lowest == -LIMITS[dtype][1]
     )
+
+
+def weight_limits(weight_type: str, reduce_range: bool) -> tuple[int, int]:
+    """Return the smallest and the largest integer that ONNX Runtime's quantizer uses for symmetric weights.
+
+    Args:
+        weight_type: "int8" or "uint8".
+        reduce_range: whether weights have 7 bits.
+    """
+    if weight_type == "int8":
+        return (-64, 64) if reduce_range else (-127, 127)
+    return (0, 127) if reduce_range else (0, 255)
 
 
 # Smallest width of a range. The scale of a narrower range cannot be represented in float32 with full accuracy.

@@ -43,6 +43,7 @@ class ExtensionGroup:
         listed: edgeq's own extensions as name → "module:attribute", if they are not the modules of one package.
         error: class of the error for an unknown name.
         also: other things that users can give instead of a name, for messages.
+        replaced: names of extensions that edgeq no longer has → names of their replacements.
     """
 
     title: str
@@ -52,6 +53,7 @@ class ExtensionGroup:
     listed: Mapping[str, str] = field(default_factory=dict, hash=False)
     error: type[EdgeqError] = UsageError
     also: str = ""
+    replaced: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def names(self) -> tuple[str, ...]:
         """Return every registered name. edgeq's own names come first, then the plug-ins' names, both in alphabetical
@@ -83,7 +85,7 @@ class ExtensionGroup:
         places = [(builtin, "")] if builtin else []
         places += [(point.value, distribution(point)) for point in self.plugins() if point.name == name]
         if not places:
-            fix = suggest(name, self.names())
+            fix = f"Use {self.replaced[name]}" if name in self.replaced else suggest(name, self.names())
             # A suggestion of the nearest name is clearer without further alternatives.
             also = f", or {self.also}" if self.also and fix.startswith("Known") else ""
             raise self.error(f"unknown {self.title} {name!r}", fix + also)
@@ -163,7 +165,13 @@ STEPS = ExtensionGroup(
     },
     error=DataError,
 )
-RECOVERIES = ExtensionGroup("recovery", "edgeq.recoveries", "edgeq.tuning.recover.methods", "RECOVERY")
+RECOVERIES = ExtensionGroup(
+    "recovery",
+    "edgeq.recoveries",
+    "edgeq.tuning.recover.methods",
+    "RECOVERY",
+    replaced={"bias-correction": "sequential-correction"},
+)
 BACKENDS = ExtensionGroup(
     "backend",
     "edgeq.backends",

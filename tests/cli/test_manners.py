@@ -43,7 +43,7 @@ def test_options_of_other_tools_are_answered(typed: str, meant: str) -> None:
         ("--preprocess", "imagenet-r", "imagenet-resized"),
         ("--decoder", "yolox", "yolox"),
         ("--task", "class", "classification"),
-        ("--recover", "bias", "bias-correction"),
+        ("--recover", "seq", "sequential-correction"),
     ],
 )
 def test_the_shell_completes_names(option: str, begun: str, name: str) -> None:

@@ -55,7 +55,7 @@ ARTIFACTS: dict[str, tuple[str, ...]] = {
     "dynamic": (*QUANTIZE, *VNNI, "--dynamic"),
     "weight-only": (*QUANTIZE, *VNNI, "--weight-only", "4"),
     "s8s8": (*QUANTIZE, *VNNI, "--activation-type", "int8", "--weight-type", "int8"),
-    "recovered": (*QUANTIZE, *VNNI, "--recover", "bias-correction"),
+    "recovered": (*QUANTIZE, *VNNI, "--recover", "sequential-correction"),
     "retargeted": ("retarget", "../s8s8/int8.onnx", "-o", "int8.onnx", "--format", "QOperator"),
     "package-cpu": (*PACKAGE, "-t", "haswell", "-t", "cascade-lake", "-t", "raspberry-pi-5", "--with-float"),
     "package-nvidia": (*PACKAGE, "-t", "nvidia-t4"),

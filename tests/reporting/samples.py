@@ -85,7 +85,7 @@ def candidate(name: str, top1: float, ms: float, status: str = "qualified", **ch
     return {
         "name": name,
         "scheme": {"mode": "static", "format": "QDQ", "method": "mse", "per_channel": True, "exclude": ["a", "b"]},
-        "recoveries": ["bias-correction"],
+        "recoveries": ["sequential-correction"],
         "threads": 2,
         "stage": "space",
         "status": status,

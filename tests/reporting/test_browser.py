@@ -93,7 +93,7 @@ def test_a_candidate_shows_its_settings(browser: Page, page: Path) -> None:
     browser.evaluate("document.querySelector('.wide [data-candidate=\"2\"]').focus()")
     values = browser.evaluate(shown)
     assert "exact" in values
-    assert "bias-correction" in values
+    assert "sequential-correction" in values
     # one in each drawing: for wide screens and for phones
     assert browser.evaluate("document.querySelectorAll('.point.active').length") == 2
 

@@ -149,7 +149,7 @@ def test_tuning() -> None:
     assert tuning.least_accuracy == pytest.approx(0.5628)
     assert tuning.met
     assert dict(tuning_facts(tuning))["allowed loss"].startswith("0.50")
-    assert dict(trial_settings(tuning.drawn[1]))["recoveries"] == "bias-correction"
+    assert dict(trial_settings(tuning.drawn[1]))["recoveries"] == "sequential-correction"
     assert tuning.accuracy_of(tuning.drawn[-1]) is None
 
 

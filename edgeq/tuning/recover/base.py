@@ -67,7 +67,6 @@ class Recovery(ABC):
             "artifact" edits the quantized file.
         free: True if the result has the same nodes and so costs no extra time on the device.
         order: position among the recoveries of its stage, the lowest first.
-        slow: whether it runs the quantized model layer by layer. A repair tries such recoveries last.
         searched: whether tuning tries it on its own.
         keeps_float: whether it leaves nodes in float. A repair for hardware without float does not try it.
         modes: modes of the schemes that it supports.
@@ -79,7 +78,6 @@ class Recovery(ABC):
     free: bool
     # After all recoveries of edgeq, whose positions are below this, unless a plug-in states its place.
     order = 100
-    slow = False
     searched = True
     keeps_float = False
     modes: tuple[Mode, ...] = ("static",)

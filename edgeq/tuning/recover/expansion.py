@@ -24,15 +24,21 @@ PLAIN = "/plain"
 
 def expand_integers(model: ir.Model) -> ir.Model:
     """Return a copy of `model` with QLinearConv, QLinearMatMul and QGemm written out as float operators. The names of
-    these nodes are lost.
+    these nodes are lost. If there are none, return `model` itself.
     """
+    if not any(map(_is_integer_layer, model.graph)):
+        return model
     model = model.clone()
     editor = Editor(model)
     for node in model.graph:
-        row = operator_of(node)
-        if row.integer_output and row.weights and len(row.integers) == 2:
-            _expand(editor, node, row)
+        if _is_integer_layer(node):
+            _expand(editor, node, operator_of(node))
     return model
+
+
+def _is_integer_layer(node: ir.Node) -> bool:
+    row = operator_of(node)
+    return bool(row.integer_output and row.weights and len(row.integers) == 2)
 
 
 def _expand(editor: Editor, node: ir.Node, row: Operator) -> None:

@@ -110,7 +110,7 @@ class WeightedLayer:
         kernel = self.shape[2:]
         strides, dilations, pads = conv_geometry(self.attributes, kernel, values.shape[2:])
         reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
-        padded = np.pad(values, [(0, 0), (0, 0), *pads])
+        padded = np.pad(values, [(0, 0), (0, 0), *pads]) if np.any(pads) else values
         windows = sliding_window_view(padded, reach, tuple(range(2, values.ndim)))
         # The view has one window per pixel. Strides choose among the positions, dilations among the taps of a window.
         every: tuple[Any, ...] = tuple(slice(None, None, step) for step in (*strides, *dilations))

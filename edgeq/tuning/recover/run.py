@@ -40,8 +40,8 @@ class Recoverer:
     may find that it has nothing to do, so different recoveries may give the same artifact.
 
     Args:
-        workdir: an existing folder for moments and for float models that recoveries make. It must exist as long as the
-            recoverer is in use.
+        workdir: an existing folder for float models that recoveries make, and for what they share. It must exist as
+            long as the recoverer is in use.
     """
 
     def __init__(self, job: Job, target: Target, workdir: Path) -> None:
@@ -114,11 +114,13 @@ class Recoverer:
     def _check(self, scheme: Scheme, names: Sequence[str]) -> Samples:
         for name in names:
             RECOVERIES.check(name)
-            modes = recoveries()[name].modes
+            every = recoveries()
+            modes, stage = every[name].modes, every[name].stage
             if scheme.mode not in modes:
+                others = [other for other, r in every.items() if r.stage == stage and scheme.mode in r.modes]
                 raise UsageError(
                     f"{name} needs a scheme that is {' or '.join(modes)}, not {scheme.mode}",
-                    "Choose one, or leave the recovery out",
+                    f"Use {' or '.join(others)}" if others else "Choose one, or leave the recovery out",
                 )
         refuse_ineffective(self._target, names)
         if self._job.calibration is None:

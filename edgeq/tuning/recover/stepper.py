@@ -6,16 +6,13 @@ All samples advance together. Only tensors that are still needed are kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.model.graph import name_of, reads
+from edgeq.model.graph import is_op, name_of, reads
 from edgeq.run.session import SessionSettings
-
-if TYPE_CHECKING:
-    pass
 from edgeq.tuning.recover.piece import open_piece
 
 Array = NDArray[Any]
@@ -35,7 +32,9 @@ class Stepper:
 
     def __init__(self, model: ir.Model, feeds: Sequence[Mapping[str, Array]], *, threads: int = 0) -> None:
         self._model = model
-        self._nodes = list(model.graph)
+        # A weight is dequantized where it is read. It would otherwise be computed long before it changes.
+        self._weights = {node.outputs[0]: node for node in model.graph if _dequantizes_weight(node)}
+        self._nodes = [node for node in model.graph if node.outputs[0] not in self._weights]
         self._settings = SessionSettings(optimization="none", intra_op_threads=threads)
         self._position = 0
         self._values: list[dict[str, Array]] = [dict(feed) for feed in feeds]
@@ -58,8 +57,14 @@ class Stepper:
         for values in self._values:
             values[tensor] = values[tensor] + shift
 
+    def _find_weights(self, nodes: Sequence[ir.Node]) -> list[ir.Node]:
+        """Return the nodes that dequantize the weights that `nodes` read."""
+        values = dict.fromkeys(value for node in nodes for value in reads(node))
+        return [self._weights[value] for value in values if value in self._weights]
+
     def _run(self, stop: int, tensor: str) -> None:
-        nodes = self._nodes[self._position : stop]
+        step = self._nodes[self._position : stop]
+        nodes = [*self._find_weights(step), *step]
         computed = {name_of(output) for node in nodes for output in node.outputs if output.name}
         sources = {name_of(value) for node in nodes for value in reads(node)}
         inputs = sorted(sources & self._values[0].keys())
@@ -73,3 +78,9 @@ class Stepper:
             # Free what no later node reads: all samples are in memory at once.
             for name in [n for n in values if n != tensor and self._last_use.get(n, -1) < stop]:
                 del values[name]
+
+
+def _dequantizes_weight(node: ir.Node) -> bool:
+    """Return whether a node dequantizes an initializer, for other nodes only."""
+    constant = all(value is None or value.is_initializer() for value in node.inputs)
+    return is_op(node, "DequantizeLinear") and constant and not node.outputs[0].is_graph_output()

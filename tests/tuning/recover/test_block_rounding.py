@@ -81,7 +81,7 @@ def test_products_of_eight_bits_among_four(tmp_path: Path, recoverer: Recoverer)
 
 def test_refuses_recoveries_that_need_static_schemes(tmp_path: Path, recoverer: Recoverer) -> None:
     scheme = Scheme(mode="weight-only", weight_bits=4)
-    with pytest.raises(UsageError, match="bias-correction needs a scheme that is static, not weight-only"):
-        recoverer.build(scheme, ["bias-correction"], tmp_path / "q.onnx")
+    with pytest.raises(UsageError, match=r"needs a scheme that is static, not weight-only\. Use weight-rounding"):
+        recoverer.build(scheme, ["sequential-correction"], tmp_path / "q.onnx")
     with pytest.raises(UsageError, match="no node is named 'nowhere'"):
         recoverer.build(scheme.replace(eight_bit=("nowhere",)), [], tmp_path / "q.onnx")

@@ -9,6 +9,7 @@ import pytest
 
 from edgeq.calibration.sampled_values import spread
 from edgeq.quantization.gptq import damp
+from edgeq.tuning.recover import patch_moments
 from edgeq.tuning.recover.layers import WeightedLayer, find_layers
 from edgeq.tuning.recover.methods import weight_rounding
 from edgeq.tuning.recover.methods.weight_rounding import measure_moments
@@ -69,8 +70,8 @@ def test_a_mean_far_from_zero_leaves_the_covariance_its_digits(tmp_path: Path) -
 
 
 def test_few_positions_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_rounding, "_MIN_PATCHES", 40)
-    monkeypatch.setattr(weight_rounding, "_PATCHES_PER_TAP", 1)
+    monkeypatch.setattr(patch_moments, "_MIN_PATCHES", 40)
+    monkeypatch.setattr(patch_moments, "_PATCHES_PER_TAP", 1)
     model = _net().model({"x": ["N", 2, 9, 9]}, ["g"])
     prepared = prepared_of(model, tmp_path)
     ((_, moments),) = measure_moments(prepared, find_layers(model)[:1], few(4, [1, 2, 9, 9]))

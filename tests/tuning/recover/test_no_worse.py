@@ -39,7 +39,7 @@ def test_a_build_with_recoveries_gets_the_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemmini", "nvidia-t4"])
-@pytest.mark.parametrize("recovery", ["bias-correction", "weight-rounding"])
+@pytest.mark.parametrize("recovery", ["sequential-correction"])
 def test_refuses_recoveries_without_effect(workspace: Path, name: str, recovery: str) -> None:
     with pytest.raises(UsageError, match=rf"{recovery} has no effect on what .* for {name}.*cross-layer-equalization"):
         edgeq.quantize(
@@ -54,14 +54,20 @@ def test_refuses_recoveries_without_effect(workspace: Path, name: str, recovery:
 
 def test_a_recovery_that_does_harm_is_not_kept(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "edgeq.tuning.recover.methods.bias_correction.find_shift",
+        "edgeq.tuning.recover.methods.sequential_correction.find_shift",
         lambda view, wanted, values: np.ones(wanted.shape[-1]),
     )
     given = (workspace / "m.onnx", edgeq.Data(workspace / "x.npz"))
     found = edgeq.quantize(
-        *given, workspace / "q.onnx", target="generic-arm64", timed=False, builder=edgeq.recovering("bias-correction")
+        *given,
+        workspace / "q.onnx",
+        target="generic-arm64",
+        timed=False,
+        builder=edgeq.recovering("sequential-correction"),
     )
     plain = edgeq.quantize(*given, workspace / "p.onnx", target="generic-arm64", timed=False)
     assert (workspace / "q.onnx").read_bytes() == (workspace / "p.onnx").read_bytes()
     assert found.proof.agreement.sqnr_db == plain.proof.agreement.sqnr_db
-    assert any(note.startswith("bias-correction: left out, because the result is worse: ") for note in found.notes)
+    assert any(
+        note.startswith("sequential-correction: left out, because the result is worse: ") for note in found.notes
+    )

@@ -1,4 +1,4 @@
-"""Compare `recover.methods.weight_rounding` with a computation over all values, and check what it keeps."""
+"""Test `edgeq.tuning.recover.output_means`: means over all values, and biases that undo a shift."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from edgeq.tuning.recover import output_means
 from edgeq.tuning.recover.followers import Followers
 from edgeq.tuning.recover.layers import find_layers
-from edgeq.tuning.recover.methods import weight_rounding
-from edgeq.tuning.recover.methods.bias_correction import OutputView, measure_float_means
+from edgeq.tuning.recover.output_means import OutputView, find_shift, measure_float_means, shrink
 from tests.tuning.recover.graphs import tensors_of
 from tests.tuning.recover.nets import Net, few, prepared_of
 
@@ -47,29 +47,78 @@ def test_means_are_those_of_all_values(tmp_path: Path) -> None:
     assert largest == max(value.nbytes for t in tensors for name, value in t.items() if name.endswith("_out"))
 
 
-def test_stored_means_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, samples = _model(), list(few(4, SHAPE))
-    prepared, store = prepared_of(model, tmp_path), tmp_path / "store"
-    store.mkdir()
-    views = _views(model)
-    some = {"second": views["second"]}
-    plain, largest = measure_float_means(prepared, views, samples)
-    measure_float_means(prepared, some, samples, store=store)
-    assert measure_float_means(prepared, views, samples, store=store)[1] == largest
-    monkeypatch.setattr(weight_rounding, "tensor_values", lambda *arguments: pytest.fail("the model was run"))
-    again, known = measure_float_means(prepared, views, samples, store=store)
-    assert known == largest
-    for name in views:
-        np.testing.assert_array_equal(again[name], plain[name])
+def _view(*nodes: tuple[str, list[str], str], limits: tuple[float, float] = (-np.inf, np.inf)) -> OutputView:
+    net = Net()
+    net.conv("x", "c", 2, 2, 1)
+    for op_type, inputs, output in nodes:
+        net.node(op_type, inputs, output)
+    model = net.model({"x": [1, 2, 3, 3]}, [nodes[-1][2] if nodes else "c_out"])
+    followers = Followers(model)
+    return OutputView(find_layers(model)[0], followers.function(followers.find("c_out")), limits)
 
 
-def test_other_limits_are_another_view(tmp_path: Path) -> None:
-    model, samples = _model(), list(few(2, SHAPE))
-    prepared = prepared_of(model, tmp_path)
-    (tmp_path / "store").mkdir()
-    for limits in (LIMITS, (-np.inf, np.inf)):
-        views = _views(model, limits)
-        kept, _ = measure_float_means(prepared, views, samples, store=tmp_path / "store")
-        plain, _ = measure_float_means(prepared, views, samples)
-        for name in views:
-            np.testing.assert_array_equal(kept[name], plain[name])
+def _samples(count: int, shift: np.ndarray, spread: float = 1.0) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    random = np.random.default_rng(0)
+    floats = [random.normal(0, spread, (1, 2, 40, 40)).astype(np.float32) for _ in range(count)]
+    return floats, [(value + shift.reshape(1, 2, 1, 1)).astype(np.float32) for value in floats]
+
+
+FUNCTIONS = {
+    "nothing": (),
+    "relu": (("Relu", ["c_out"], "y"),),
+    "silu": (("Sigmoid", ["c_out"], "g"), ("Mul", ["c_out", "g"], "y")),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_shift_is_what_was_added(function: str) -> None:
+    view = _view(*FUNCTIONS[function])
+    shift = np.array([0.1, -0.05])
+    floats, integers = _samples(4, shift)
+    targets = view.means([view.table(value) for value in floats])
+    np.testing.assert_allclose(find_shift(view, targets, integers), -shift, rtol=0.1)
+
+
+def test_clipped_values_do_not_count() -> None:
+    view = _view(limits=(0.0, 6.0))
+    floats, integers = _samples(4, np.array([0.0, -0.5]))
+    floats = [value - 10 for value in floats]
+    integers = [value - 10 for value in integers]
+    targets = view.means([view.table(value) for value in floats])
+    np.testing.assert_array_equal(find_shift(view, targets, integers), 0)
+
+
+@pytest.mark.parametrize("op_type", ["Log", "Sqrt", "Reciprocal"])
+def test_functions_that_are_not_finite_shift_nothing(op_type: str) -> None:
+    view = _view((op_type, ["c_out"], "y"))
+    floats, integers = _samples(2, np.array([0.1, 0.1]))
+    for value in (*floats, *integers):
+        value[0, 0, 0, 0] = 0.0
+    targets = view.means([view.table(value) for value in floats])
+    assert np.isfinite(find_shift(view, targets, integers)).all()
+
+
+def test_chance_is_left_alone() -> None:
+    random = np.random.default_rng(0)
+    noise = random.normal(0, 1, (16, 1000))
+    assert np.mean(shrink(noise) ** 2) < 0.6 * np.mean(noise.mean(0) ** 2)
+    sure = 5 + 0.1 * noise
+    np.testing.assert_allclose(shrink(sure), sure.mean(0), rtol=1e-3)
+    np.testing.assert_array_equal(shrink(noise[:1]), noise[0])
+
+
+def test_batches_of_tables_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = _view(*FUNCTIONS["silu"])
+    tables = [view.table(value) for value in (*_samples(3, np.zeros(2))[0], np.ones((1, 2, 1, 1), np.float32))]
+    alone = np.stack([view.function(table).reshape(1, *table.shape).mean(2, dtype=np.float64) for table in tables])
+    for batch in (1, 2**16):
+        monkeypatch.setattr(output_means, "_BATCH", batch)
+        np.testing.assert_allclose(view.means(tables), alone, rtol=1e-6)
+
+
+def test_positions_are_the_same_in_tensors_of_one_shape_and_no_single_column() -> None:
+    view = _view()
+    columns = np.broadcast_to(np.arange(512, dtype=np.float32), (1, 2, 512, 512))
+    table = view.table(columns)
+    np.testing.assert_array_equal(table, view.table(columns.copy()))
+    assert len(np.unique(table)) > 400

@@ -1,20 +1,16 @@
-"""Compare `edgeq.tuning.recover.methods.weight_rounding` with a trial of all roundings, and test it on a network."""
+"""Compare `edgeq.quantization.gptq` with a trial of all roundings."""
 
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
-import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from edgeq.quantization import gptq
 from edgeq.quantization.gptq import damp, round_rows
-from edgeq.tuning.recover.layers import Weights, find_layers
-from edgeq.tuning.recover.methods.weight_rounding import measure_moments, weight_limits
-from edgeq.tuning.recover.quantized_file import QuantizedFile
-from edgeq.tuning.recover.run import Recoverer
-from edgeq.util.display import SILENT
-from tests.tuning.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates
+from edgeq.quantization.params import weight_limits
 
 
 def _error(row: np.ndarray, metric: np.ndarray) -> float:
@@ -68,53 +64,13 @@ def test_limits_are_those_of_the_quantizer() -> None:
     assert weight_limits("uint8", True) == (0, 127)
 
 
-@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
-@pytest.mark.parametrize("weight_type", ["int8", "uint8"])
-def test_a_network_gains_and_applying_it_twice_changes_nothing(tmp_path: Path, form: str, weight_type: str) -> None:
-    samples = few(8, [1, 3, 12, 12], mean=3.0)
-    model = two_gates()
-    job = job_of(model, tmp_path, samples)
-    # With one scale of seven bits for all weights, the weights cause most of the noise.
-    scheme = SCHEME.replace(
-        format=form,
-        weight_type=weight_type,
-        weight_symmetric=weight_type == "int8",
-        per_channel=False,
-        reduce_range=True,
+@given(st.integers(0, 10**6), st.integers(1, 3), st.sampled_from([1, 2, 9, 33, 70]))
+@settings(max_examples=20, deadline=None)
+def test_the_upper_factor_is_that_of_the_inverse(seed: int, groups: int, taps: int) -> None:
+    mixing = np.random.default_rng(seed).normal(size=(groups, taps, taps + 3))
+    metric = damp(mixing @ mixing.transpose(0, 2, 1), 0.1)
+    upper = gptq._invert_factor(metric)
+    np.testing.assert_allclose(upper, np.triu(upper), atol=1e-12)
+    np.testing.assert_allclose(
+        upper.transpose(0, 2, 1) @ upper @ metric, np.tile(np.eye(taps), (groups, 1, 1)), atol=1e-6
     )
-    recoverer = Recoverer(job, target(), tmp_path)
-    plain = recoverer.state(scheme, [], tmp_path / "plain.onnx")
-    better = recoverer.state(scheme, ["weight-rounding"], tmp_path / "better.onnx")
-    assert plain.artifact is not None
-    assert better.artifact is not None
-    held_out = few(8, [1, 3, 12, 12], mean=3.0, seed=2)
-    gain = noise_db(model, better.artifact.model, held_out) - noise_db(model, plain.artifact.model, held_out)
-    assert gain > 1.5
-    again = recoverer.build(scheme, ["weight-rounding"], tmp_path / "again.onnx", progress=SILENT)
-    assert again.artifact.model.read_bytes() == better.artifact.model.read_bytes()
-
-
-def test_weights_and_not_only_biases_are_better(tmp_path: Path) -> None:
-    """Rounding improves weights, not only biases: each layer's error is smaller even without the mean error."""
-    samples = few(8, [1, 3, 12, 12], mean=3.0)
-    model = two_gates()
-    job = job_of(model, tmp_path, samples)
-    recoverer = Recoverer(job, target(), tmp_path)
-    files = []
-    for names in ([], ["weight-rounding"]):
-        artifact = recoverer.state(SCHEME, names, tmp_path / "q.onnx").artifact
-        assert artifact is not None
-        files.append(QuantizedFile.load(artifact.model))
-    floats = Weights(model)
-    layers = find_layers(model)
-    gains = []
-    for layer, moments in measure_moments(job.prepared, layers, samples):
-        left = []
-        for file in files:
-            (integer,) = file.integer_layers([layer])
-            errors = floats.rows(layer) - integer.per_row(integer.params.scale) * file.weight(integer)
-            left.append(float(np.einsum("gmk,gkl,gml->", errors, moments.covariance, errors)))
-        gains.append(10 * np.log10(left[0] / left[1]))
-    assert len(gains) == 4
-    assert min(gains) > -0.1
-    assert np.mean(gains) > 1

@@ -16,6 +16,7 @@ from tests.tuning.recover.nets import SCHEME, few, job_of, noise_db, target, two
 
 SHAPE = [1, 3, 12, 12]
 RECOVERIES = recoveries()
+STATIC = {name: recovery for name, recovery in RECOVERIES.items() if "static" in recovery.modes}
 STAGES = ("model", "ranges", "artifact")
 
 
@@ -26,14 +27,14 @@ def test_recoveries_stand_in_the_order_of_their_stages() -> None:
         "split-gates",
         "float-head",
         "nonlinear-ranges",
+        "sequential-correction",
         "weight-rounding",
-        "bias-correction",
     )
     stages = [STAGES.index(recovery.stage) for recovery in RECOVERIES.values()]
     assert stages == sorted(stages)
     assert all(name == recovery.name and recovery.title for name, recovery in RECOVERIES.items())
     free, *others = recovery_groups()
-    assert set(free) == {name for name, recovery in RECOVERIES.items() if recovery.free}
+    assert set(free) == {name for name, recovery in STATIC.items() if recovery.free}
     assert others == [("split-gates",), ("float-head",)]
 
 
@@ -41,34 +42,34 @@ def test_all_together_help_and_are_reported(tmp_path: Path) -> None:
     model, samples = two_gates(uneven), few(8, SHAPE)
     recoverer = Recoverer(job_of(model, tmp_path, samples), target(), tmp_path)
     plain = recoverer.build(SCHEME, (), tmp_path / "plain.onnx")
-    every = recoverer.build(SCHEME, tuple(RECOVERIES), tmp_path / "every.onnx")
+    every = recoverer.build(SCHEME, tuple(STATIC), tmp_path / "every.onnx")
     assert every.artifact.model == tmp_path / "every.onnx"
     held_out = few(8, SHAPE, seed=2)
     assert noise_db(model, every.artifact.model, held_out) > noise_db(model, plain.artifact.model, held_out) + 3
     found = [note.split(":")[0] for note in every.artifact.notes]
-    assert sorted(name for name in found if name in RECOVERIES) == sorted(RECOVERIES)
+    assert sorted(name for name in found if name in STATIC) == sorted(STATIC)
 
 
 def test_each_alone_builds_and_does_no_harm(tmp_path: Path) -> None:
     model, samples = two_gates(uneven), few(8, SHAPE)
     recoverer = Recoverer(job_of(model, tmp_path, samples), target(), tmp_path)
     plain = noise_db(model, recoverer.build(SCHEME, [], tmp_path / "p.onnx").artifact.model, samples)
-    for name in RECOVERIES:
+    for name in STATIC:
         built = recoverer.build(SCHEME, [name], tmp_path / f"{name}.onnx")
         assert noise_db(model, built.artifact.model, samples) > plain - 0.5, name
 
 
 def test_the_order_of_names_decides_nothing(tmp_path: Path) -> None:
     job = job_of(two_gates(uneven), tmp_path, few(4, SHAPE))
-    one = Recoverer(job, target(), tmp_path).build(SCHEME, tuple(RECOVERIES), tmp_path / "one.onnx")
-    names = tuple(reversed(RECOVERIES))
+    one = Recoverer(job, target(), tmp_path).build(SCHEME, tuple(STATIC), tmp_path / "one.onnx")
+    names = tuple(reversed(STATIC))
     other = Recoverer(job, target(), tmp_path).build(SCHEME, names, tmp_path / "other.onnx")
     assert one.artifact.model.read_bytes() == other.artifact.model.read_bytes()
 
 
 def test_recoveries_without_work_build_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recoverer = Recoverer(job_of(two_gates(uneven), tmp_path, few(4, SHAPE)), target(), tmp_path)
-    names = ["split-gates", "weight-rounding", "bias-correction"]
+    names = ["split-gates", "sequential-correction"]
     first = recoverer.build(SCHEME, names, tmp_path / "a.onnx")
     monkeypatch.setattr("edgeq.tuning.recover.run.build_derived", None)
     again = recoverer.build(SCHEME, [*names, "smoothquant"], tmp_path / "b.onnx")
@@ -80,7 +81,7 @@ def test_recoveries_without_work_build_nothing(tmp_path: Path, monkeypatch: pyte
 
 def test_models_are_made_once_for_each_scheme_that_matters(tmp_path: Path) -> None:
     recoverer = Recoverer(job_of(two_gates(uneven), tmp_path, few(4, SHAPE)), target(), tmp_path)
-    names = ["split-gates", "bias-correction"]
+    names = ["split-gates", "sequential-correction"]
     first = recoverer.state(SCHEME, names, tmp_path / "a.onnx")
     again = recoverer.state(SCHEME.replace(format="QOperator"), ["split-gates"], tmp_path / "b.onnx")
     assert again.prepared == first.prepared
@@ -98,11 +99,15 @@ def test_refuses_unknown_and_unsuitable_recoveries(tmp_path: Path) -> None:
     recoverer = Recoverer(job, target(), tmp_path)
     with pytest.raises(UsageError, match="unknown recovery 'magic'"):
         recoverer.build(SCHEME, ("magic",), tmp_path / "q.onnx")
+    with pytest.raises(UsageError, match=r"unknown recovery 'bias-correction'\. Use sequential-correction"):
+        recoverer.build(SCHEME, ("bias-correction",), tmp_path / "q.onnx")
+    with pytest.raises(UsageError, match=r"weight-rounding needs .* not static\. Use sequential-correction"):
+        recoverer.build(SCHEME, ("weight-rounding",), tmp_path / "q.onnx")
     with pytest.raises(UsageError, match="static"):
-        recoverer.build(SCHEME.replace(mode="dynamic"), ("bias-correction",), tmp_path / "q.onnx")
+        recoverer.build(SCHEME.replace(mode="dynamic"), ("sequential-correction",), tmp_path / "q.onnx")
     unfed = Recoverer(dataclasses.replace(job, calibration=None), target(), tmp_path)
     with pytest.raises(UsageError, match="samples"):
-        unfed.build(SCHEME, ("bias-correction",), tmp_path / "q.onnx")
+        unfed.build(SCHEME, ("sequential-correction",), tmp_path / "q.onnx")
 
 
 @pytest.mark.parametrize("name", [name for name, recovery in RECOVERIES.items() if recovery.stage == "model"])

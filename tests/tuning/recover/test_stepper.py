@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from edgeq.model.edit import set_constant
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.tuning.recover.stepper import Stepper
+from tests.graphs import model as text_model
 from tests.tuning.recover.graphs import nets, tensors_of
 from tests.tuning.recover.nets import Net
 
@@ -44,6 +45,17 @@ def test_changes_are_seen_behind_them_and_not_before() -> None:
         set_constant(model.graph.initializers[name], np.array([value]))
     assert stepper.advance("z")[0] == [60.0], "b as it is when the node runs; a too late"
     assert stepper.advance("w")[0] == [61.0]
+
+
+def test_weights_are_dequantized_where_they_are_read() -> None:
+    model = text_model("""
+    net (float[2] x) => (float[2] y)
+    <int8[2] w = {1, 2}, float s = {0.5}>
+    { weight = DequantizeLinear (w, s)  a = Neg (x)  y = Mul (a, weight) }""")
+    stepper = Stepper(model, [{"x": np.ones(2, np.float32)}])
+    stepper.advance("a")
+    set_constant(model.graph.initializers["w"], np.array([4, -4], np.int8))
+    np.testing.assert_array_equal(stepper.advance("y")[0], [-2.0, 2.0])
 
 
 def test_keeps_only_needed_tensors() -> None:

@@ -28,7 +28,7 @@ def recoveries() -> Mapping[str, Recovery]:
 
 
 def recovery_groups(*, complete: bool = False) -> tuple[tuple[str, ...], ...]:
-    """Return the names of the recoveries in groups, in the order in which tuning tries them.
+    """Return the names of the recoveries for static schemes in groups, in the order in which tuning tries them.
 
     The first group contains all recoveries that cost no time on the device; they are tried together. The others follow
     one by one.
@@ -37,7 +37,7 @@ def recovery_groups(*, complete: bool = False) -> tuple[tuple[str, ...], ...]:
         complete: whether the groups contain recoveries that a search tries only in candidates of their own
             (`Recovery.searched`).
     """
-    every = recoveries()
+    every = {name: recovery for name, recovery in recoveries().items() if "static" in recovery.modes}
     free = tuple(name for name, recovery in every.items() if recovery.free)
     costly = (name for name, recovery in every.items() if (complete or recovery.searched) and not recovery.free)
     return (free, *((name,) for name in costly))

@@ -32,6 +32,7 @@ from edgeq.calibration.sampled_values import drawn_rows
 from edgeq.data.samples import Samples
 from edgeq.model.graph import GraphIndex, clamp_bounds, is_op, name_of, only_reader, readers
 from edgeq.model.prepare import PreparedModel, save_rewritten
+from edgeq.quantization.params import weight_limits
 from edgeq.scheme import Scheme
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.layers import (
@@ -43,7 +44,6 @@ from edgeq.tuning.recover.layers import (
     only_layers,
     spread_over_taps,
 )
-from edgeq.tuning.recover.methods.weight_rounding import weight_limits
 from edgeq.util.display import Progress
 
 _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})

@@ -31,11 +31,11 @@ from edgeq.data.samples import Samples
 from edgeq.model.edit import Editor
 from edgeq.model.graph import MICROSOFT, GraphIndex, constant, is_op, name_of
 from edgeq.model.prepare import PreparedModel, save_rewritten
+from edgeq.quantization.params import weight_limits
 from edgeq.scheme import Scheme
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.channel_folds import ChannelFold, find_fold, replace_weight
 from edgeq.tuning.recover.layers import initializer
-from edgeq.tuning.recover.methods.weight_rounding import weight_limits
 from edgeq.util.display import SILENT, Progress
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
