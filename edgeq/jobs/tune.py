@@ -415,7 +415,6 @@ def _evaluator(plan: _TunePlan, run: Run, opener: Engines) -> LocalEvaluator:
         run.job,
         plan.target,
         run.workdir / "tune",
-        task=run.task,
         counts=not plan.timed,
         batched=plan.goal.objective == "throughput",
         engines=opener,

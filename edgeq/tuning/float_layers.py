@@ -1,9 +1,9 @@
 """Choose which layers to leave in float, so that the model loses no more accuracy than allowed, at the least cost.
 
 A ranking orders the layers. Layers that cause much noise at the outputs, relative to their cost in float, come first.
-edgeq then measures how many of them are needed: it begins with as many as the ranking predicts, tries twice as many
-until the loss is small enough, and then bisects. Finally, the layers that cost most are put back into integers one by
-one. A layer stays in float if the loss would become too large with the layer in integers.
+edgeq then measures how many of them are needed: it begins with one or with as many as the ranking predicts, doubles
+their number until the loss is small enough, and then bisects. Finally, the layers that cost most are put back into
+integers one by one. A layer stays in float if the loss would become too large with the layer in integers.
 
 If a ranking cannot be computed from tensors, `rank_by_probing` measures it: the noise of a layer is the noise at the
 outputs if only that layer is quantized. Noises of layers add up if they are small and independent.

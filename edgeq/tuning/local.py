@@ -24,7 +24,6 @@ from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.kernel_times import kernel_times
 from edgeq.measure.node_runs import count_macs
 from edgeq.measure.structure_timing import StructureTiming
-from edgeq.measure.task import Task
 from edgeq.measure.timed_model import count_sessions
 from edgeq.model.digests import content_digest, structure_digest, with_engine
 from edgeq.model.files import model_bytes
@@ -78,7 +77,6 @@ class LocalEvaluator:
 
     Args:
         workdir: folder for models, samples and outputs. It must exist as long as the evaluator is in use.
-        task: what to measure by labels; None measures agreement with float32.
         counts: whether speed is counted, because the target's kernels do not run here. If so, artifacts run in
             simulation, and losses are measured on the validation samples alone, as the proof reports them. The
             exception: if there are labels and recoveries can edit what ships, a loss is the larger of this figure and
@@ -102,7 +100,6 @@ class LocalEvaluator:
         target: Target,
         workdir: Path,
         *,
-        task: Task | None = None,
         counts: bool = False,
         repairs: bool = False,
         profiled: bool = False,
@@ -118,11 +115,11 @@ class LocalEvaluator:
         self._editable = not counts or backend_named(target.backend).recoverable
         # If there is only one file to judge, use the figure that its proof reports. Among many candidates, some are
         # lucky, so use the loss to expect.
-        seen_only = counts and not (self._editable and task is not None)
+        seen_only = counts and not (self._editable and job.task is not None)
         loss_kind: LossKind = "seen" if seen_only else "expected"
         if repairs:
-            loss_kind = "noise" if task is None else "seen" if isinstance(task, FloatAnswers) else "expected"
-        meter_options: dict[str, Any] = {"task": task, "loss_kind": loss_kind, "memory": memory}
+            loss_kind = "noise" if job.task is None else "seen" if isinstance(job.task, FloatAnswers) else "expected"
+        meter_options: dict[str, Any] = {"task": job.task, "loss_kind": loss_kind, "memory": memory}
         self._accuracy = AccuracyMeter(
             job.validation, job.prepared.path, workdir, basis=job.basis, progress=progress, **meter_options
         )

@@ -4,7 +4,6 @@ speed first, layers in float last.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 from edgeq_device.measure.claim import SLOWER, UNKNOWN
@@ -104,7 +103,6 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
         loss,
         max_drop,
         trials.deadline.passed,
-        share=max_drop / base.loss if max_drop < base.loss < math.inf else 1.0,
         headroom=headroom,
         hopeless=hopeless,
     )

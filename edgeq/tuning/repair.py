@@ -126,7 +126,6 @@ def repair(
             job,
             target,
             workdir,
-            task=job.task,
             counts=True,
             repairs=True,
             profiled=speed is not None,

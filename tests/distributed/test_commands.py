@@ -153,7 +153,7 @@ def test_candidates_of_tune(pool: Workers, tmp_path: Path) -> None:
         job = open_job(demo.MODEL, Data(demo.CALIBRATION, count=8), Data(demo.VALIDATION, count=60), folder)
         (folder / "tune").mkdir()
         evaluator = LocalEvaluator(
-            replace(job, workers=workers), target, folder / "tune", task=make_task("classification")
+            replace(job, workers=workers, task=make_task("classification")), target, folder / "tune"
         )
         candidates = kernel_candidates(target.profile, static=True, dynamic=False)[:2]
         first = evaluator.assess(candidates, 20)

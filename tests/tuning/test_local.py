@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,7 +41,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 @pytest.fixture
 def evaluator(job: Job, target: Target, tmp_path: Path) -> LocalEvaluator:
-    return LocalEvaluator(job, target, tmp_path, task=make_task("classification"))
+    return LocalEvaluator(replace(job, task=make_task("classification")), target, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,7 @@ def test_without_tensors_to_rank_layers_are_probed(evaluator: LocalEvaluator, fi
 @pytest.mark.parametrize("name", ["nvidia-t4", "gemmini"])
 def test_simulated_targets_are_ranked_layer_by_layer_without_a_clock(job: Job, name: str, tmp_path: Path) -> None:
     target = resolve(name)
-    evaluator = LocalEvaluator(job, target, tmp_path, task=make_task("classification"), counts=True)
+    evaluator = LocalEvaluator(replace(job, task=make_task("classification")), target, tmp_path, counts=True)
     assert evaluator.counts
     assert evaluator.recovery_groups() == ()
     candidate = kernel_candidates(target.profile)[0]
@@ -196,7 +197,7 @@ def npu(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
         place = tmp_path / "evaluator"
         place.mkdir()
         found = LocalEvaluator(
-            fixed, resolve("hexagon-v73"), place, task=task, counts=True, engines=cast(Engines, engine)
+            replace(fixed, task=task), resolve("hexagon-v73"), place, counts=True, engines=cast(Engines, engine)
         )
         assert found.recovery_groups()
         return found
