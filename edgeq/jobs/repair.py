@@ -76,7 +76,7 @@ class Repairer:
                 # No scheme describes a repaired model, so its proof has no key under which it could be shared.
                 proof = self.builds.prove(built, None, native=native and self.timed)
         if isinstance(proof, NotFiniteError):
-            attempts = f"; {len(record.steps)} builds were no better" if record is not None else ""
+            attempts = f"; no further build was better (builds: {len(record.steps)})" if record is not None else ""
             raise NotFiniteError(f"{proof.problem}{attempts}", proof.fix) from proof
         return built, replace(proof, repair=record)
 

@@ -170,7 +170,7 @@ class Repair:
         allowed = f"{100 * self.max_drop:.{digits}f} {unit} allowed"
         limit = f"{goal} wanted" if self.basis == "noise" else allowed
         named = f"; {', '.join(self.noisiest)} add most of the noise" if self.noisiest else ""
-        builds = f"{len(self.steps)} builds compared{named}"
+        builds = f"{_count_builds(len(self.steps))} compared{named}"
         if self.loss == self.plain:
             return f"no build that was tried is better than the plain one: {loss_before}; {limit} ({builds})"
         short = "" if self.met else f"; {limit}"
@@ -462,6 +462,10 @@ class Proof(Displayed):
             "operating_point": self.operating,
             "warnings": self.warnings(),
         }
+
+
+def _count_builds(count: int) -> str:
+    return "1 build" if count == 1 else f"{count} builds"
 
 
 def _accuracy_text(accuracy: Accuracy) -> str:
