@@ -17,6 +17,7 @@ from typing import Any
 
 from edgeq_device.measure.basis import EVERYTHING, Basis
 
+from edgeq.data.array_store import ArrayStore
 from edgeq.data.open_source import Data
 from edgeq.data.samples import Sample, Samples, open_samples
 from edgeq.errors import CheckFailedError, UsageError
@@ -107,7 +108,7 @@ def evaluate_sessions(
     settings: Mapping[str, SessionSettings] | None = None,
     progress: Progress = SILENT,
     count: int | None = None,
-    known_outputs: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+    known_outputs: Mapping[str, ArrayStore] = MappingProxyType({}),
     basis: Basis = EVERYTHING,
 ) -> Evaluation:
     """Evaluate `sessions` in one pass over `samples`, and return all figures.
@@ -119,8 +120,7 @@ def evaluate_sessions(
         reference: name of the session that the others are compared with; None compares nothing.
         settings: settings of each session, for the record.
         count: maximum number of samples.
-        known_outputs: session name → its known outputs, one for each sample. edgeq does not run the sessions listed
-            here.
+        known_outputs: session name → its outputs by the sample's place. What is missing is computed and added.
         basis: what the figures of the reference's outputs are taken over.
 
     Raises:
