@@ -113,7 +113,9 @@ class OutputComparison:
             return
         error = r - c
         self.elements += elements
-        self.equal_elements += elements - int(np.count_nonzero(error))
+        # The share of equal elements is only told for indices.
+        if self.indices:
+            self.equal_elements += elements - int(np.count_nonzero(error))
         # Each row is summed by itself, so that the sums are those of rows that come one by one.
         for a, b, e in zip(r.reshape(rows, -1), c.reshape(rows, -1), error.reshape(rows, -1), strict=True):
             self.signal += _units(_dot(a, a))
@@ -121,7 +123,7 @@ class OutputComparison:
             self.product += _units(_dot(a, b))
             self.candidate_power += _units(_dot(b, b))
             self.sum += _units(float(np.add.reduce(a)))
-        self.max_abs_error = max(self.max_abs_error, float(np.abs(error).max()))
+        self.max_abs_error = max(self.max_abs_error, -float(error.min()), float(error.max()))
         if self.slices is not None and reference.dtype.kind == "f":
             self.slices.update(r, c, inputs.values(), rows=rows, mask=mask, ranked=pair.ranked)
 
