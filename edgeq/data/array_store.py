@@ -57,14 +57,14 @@ class ArrayStore:
 
     def select(self, keys: Sequence[int]) -> ArrayStore:
         """Return a view of this store, in which 0 to n - 1 stand for the n `keys`."""
-        return _Selection(self, keys)
+        return _ArrayView(self, keys)
 
     def _file(self, key: int) -> Path:
         assert self._folder is not None
         return self._folder / f"{key}.npz"
 
 
-class _Selection(ArrayStore):
+class _ArrayView(ArrayStore):
     def __init__(self, store: ArrayStore, keys: Sequence[int]) -> None:
         super().__init__()
         self._store, self._keys = store, keys

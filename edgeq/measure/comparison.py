@@ -202,10 +202,12 @@ class OutputSums:
         task: task that decides which output contains class scores. If it is None, edgeq decides by the values: see
             `ClassScores`.
         basis: what the figures of each output are taken over.
+        sliced: whether an output's slices are compared, too. They take two thirds of the time.
     """
 
     task: Task | None = None
     basis: Basis = EVERYTHING
+    sliced: bool = True
     outputs: dict[str, OutputComparison] = field(default_factory=dict)
     count: int = 0
     _floats: set[str] = field(default_factory=set)
@@ -224,22 +226,25 @@ class OutputSums:
         self.count += rows
         self._floats.update(name for name, array in reference.items() if array.dtype.kind == "f")
         for pair in pair_outputs(self.basis, reference, candidate, inputs):
-            self.outputs.setdefault(pair.name, OutputComparison(pair.name, slices=SliceSums())).add(
-                pair, inputs, rows=rows
-            )
+            self._output(pair.name).add(pair, inputs, rows=rows)
 
     def merge(self, chunk: OutputSums) -> None:
         """Add the sums of later samples."""
         self.count += chunk.count
         self._floats |= chunk._floats
         for name, output in chunk.outputs.items():
-            self.outputs.setdefault(name, OutputComparison(name, slices=SliceSums())).merge(output)
+            self._output(name).merge(output)
 
     def result(self) -> Agreement:
         """Return the figures of all outputs and samples so far."""
         return Agreement(
             tuple(output.result(classes=self._holds_classes(output)) for output in self.outputs.values()), self.count
         )
+
+    def _output(self, name: str) -> OutputComparison:
+        if name not in self.outputs:
+            self.outputs[name] = OutputComparison(name, slices=SliceSums() if self.sliced else None)
+        return self.outputs[name]
 
     def _holds_classes(self, output: OutputComparison) -> bool:
         if self.task is None:

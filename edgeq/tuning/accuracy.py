@@ -48,6 +48,7 @@ class AccuracyMeter:
         task: what to measure by labels; None measures agreement with float32.
         loss_kind: the figure to compare with the allowed loss; see `accuracy_estimate.Held`.
         basis: what the figures of the outputs are taken over.
+        sliced: whether `assess` compares the slices of outputs, too. With a task, no loss depends on them.
         float_outputs: float32's outputs by the sample's place in `validation`. What is missing is computed and added.
             None computes all.
         memory: bytes of samples and outputs to keep in memory; the rest goes to `workdir`.
@@ -62,6 +63,7 @@ class AccuracyMeter:
         task: Task | None = None,
         loss_kind: LossKind = "expected",
         basis: Basis = EVERYTHING,
+        sliced: bool = True,
         float_outputs: ArrayStore | None = None,
         memory: int = MEMORY,
         progress: Progress = SILENT,
@@ -69,6 +71,7 @@ class AccuracyMeter:
         self._task = task
         self._loss_kind = loss_kind
         self._basis = basis
+        self._sliced = sliced
         # Half of the memory goes to the samples and half to float32's outputs, because every comparison needs both.
         self.samples = SampleStore(validation, workdir / "samples", memory=memory // 2, progress=progress)
         if float_outputs is None:
@@ -104,7 +107,7 @@ class AccuracyMeter:
         estimate = self._estimates.get(name)
         # An estimate cannot give samples back, so fewer samples than before need a new one.
         if estimate is None or estimate.sample_count > samples:
-            estimate = self._estimates[name] = self._start_estimate()
+            estimate = self._estimates[name] = self._start_estimate(sliced=self._sliced)
         if estimate.sample_count < samples:
             session = opener()
             batch_size = self._find_batch_size(session) if together else 1
@@ -193,10 +196,10 @@ class AccuracyMeter:
         """Return float32's metrics over all samples; empty without a task."""
         return dict(self._measure_float(self.total).metrics) if self._task is not None else {}
 
-    def _start_estimate(self) -> _Estimate:
+    def _start_estimate(self, *, sliced: bool = True) -> _Estimate:
         """Return an estimate without any samples yet."""
         metric = None if self._task is None else ResampledMeter(self._task)
-        return _Estimate(metric, AgreementEstimate(OutputSums(self._task, self._basis)))
+        return _Estimate(metric, AgreementEstimate(OutputSums(self._task, self._basis, sliced)))
 
     def _assess_estimate(self, estimate: _Estimate) -> Assessment:
         """Return the assessment of a model on the samples that it has run so far."""

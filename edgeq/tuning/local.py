@@ -125,6 +125,8 @@ class LocalEvaluator:
             job.prepared.path,
             workdir,
             basis=job.basis,
+            # A repair with labels or answers reports only losses.
+            sliced=not repairs or job.task is None,
             float_outputs=job.float_outputs,
             progress=progress,
             **meter_options,
