@@ -43,17 +43,18 @@ class ArrayStore:
         if size > self._free_disk:
             return
         self._free_disk -= size
-        # Names of tensors may contain any character, and numpy uses the names of arrays as file names.
-        names = list(arrays)
-        numbered = {f"a{i}": arrays[name] for i, name in enumerate(names)}
-        np.savez(self._file(key), allow_pickle=False, names=np.array(names), **numbered)
+        # An archive of numpy's would compute checksums, which takes three times as long.
+        with self._file(key).open("wb") as file:
+            for array in (np.array(list(arrays)), *arrays.values()):
+                np.save(file, array, allow_pickle=False)
 
     def get(self, key: int) -> Arrays:
         """Return the arrays under `key`, which must exist."""
         if key in self._in_memory:
             return self._in_memory[key]
-        with np.load(self._file(key), allow_pickle=False) as archive:
-            return {str(name): archive[f"a{i}"] for i, name in enumerate(archive["names"])}
+        with self._file(key).open("rb") as file:
+            names = np.load(file, allow_pickle=False)
+            return {str(name): np.load(file, allow_pickle=False) for name in names}
 
     def select(self, keys: Sequence[int]) -> ArrayStore:
         """Return a view of this store, in which 0 to n - 1 stand for the n `keys`."""
@@ -61,7 +62,7 @@ class ArrayStore:
 
     def _file(self, key: int) -> Path:
         assert self._folder is not None
-        return self._folder / f"{key}.npz"
+        return self._folder / f"{key}.npy"
 
 
 class _ArrayView(ArrayStore):
