@@ -523,6 +523,12 @@ def spread_over(samples: Samples, count: int) -> Samples:
     return select_samples(samples, places(len(samples), count))
 
 
+def spread_places(samples: Samples, count: int) -> Iterator[tuple[int, Sample]]:
+    """Yield the samples of `spread_over`, each with its place among all samples."""
+    total = len(samples)
+    yield from zip(places(total, min(count, total)), spread_over(samples, count), strict=True)
+
+
 def select_samples(samples: Samples, numbers: Sequence[int]) -> Samples:
     """Return the samples with these numbers, which ascend."""
     part = samples.select(numbers) if isinstance(samples, SourceSamples) else None

@@ -117,7 +117,7 @@ def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: in
     built = with_compiled(job, evaluator.built(candidate))
     route = None if run.clock is None else run.clock.route
     coverage = target_coverage(job, built, route=route)
-    reduced = replace(job, validation=evaluator.proof_samples(count))
+    reduced = evaluator.proof_job(count)
     proof = simulated_proof(
         job, built, prove_built(reduced, built, coverage, timed=False, threads=threads, count=count)
     )

@@ -17,6 +17,7 @@ from typing import Any
 
 from edgeq_device.measure.basis import EVERYTHING, Basis
 
+from edgeq.data.array_store import ArrayStore
 from edgeq.data.open_source import Data
 from edgeq.data.samples import Sample, Samples, open_samples
 from edgeq.errors import CheckFailedError, UsageError
@@ -26,7 +27,7 @@ from edgeq.measure.comparison import OutputSums
 from edgeq.measure.inference import Outputs, Session, run_samples
 from edgeq.measure.loaded_model import open_model
 from edgeq.measure.operating_point import OperatingPoint, find_operating_point
-from edgeq.measure.resample import loss_interval
+from edgeq.measure.resample import loss_interval, measure_rows
 from edgeq.measure.rows import split_rows
 from edgeq.measure.skill import find_doubts
 from edgeq.measure.task import Task, as_task
@@ -107,7 +108,7 @@ def evaluate_sessions(
     settings: Mapping[str, SessionSettings] | None = None,
     progress: Progress = SILENT,
     count: int | None = None,
-    known_outputs: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+    known_outputs: Mapping[str, ArrayStore] = MappingProxyType({}),
     basis: Basis = EVERYTHING,
 ) -> Evaluation:
     """Evaluate `sessions` in one pass over `samples`, and return all figures.
@@ -119,8 +120,7 @@ def evaluate_sessions(
         reference: name of the session that the others are compared with; None compares nothing.
         settings: settings of each session, for the record.
         count: maximum number of samples.
-        known_outputs: session name → its known outputs, one for each sample. edgeq does not run the sessions listed
-            here.
+        known_outputs: session name → its outputs by the sample's place. What is missing is computed and added.
         basis: what the figures of the reference's outputs are taken over.
 
     Raises:
@@ -239,12 +239,16 @@ class RunningEvaluation:
         agreement = {name: comparison.result() for name, comparison in self._comparisons.items()}
         intervals: dict[str, tuple[float, float]] = {}
         # Both meters have seen the same rows, so the losses of single rows are paired.
-        for name in agreement if self._task is not None and self._reference is not None else ():
-            assert self._task is not None
-            assert self._reference is not None
-            interval = loss_interval(self._task, self._meters[self._reference], self._meters[name], self._row_count)
-            if interval is not None:
-                intervals[name] = interval
+        if self._task is not None and self._reference is not None:
+            measured = {n: measure_rows(m, self._row_count, accuracy[n].metrics) for n, m in self._meters.items()}
+            reference = measured[self._reference]
+            for name in agreement:
+                candidate = measured[name]
+                if reference is None or candidate is None:
+                    continue
+                interval = loss_interval(self._task, reference, candidate, self._row_count)
+                if interval is not None:
+                    intervals[name] = interval
         # Most outputs do not resemble an input and have no margin.
         margins = {name: margin for name, sums in self._baselines.items() if (margin := sums.result()) is not None}
         return Evaluation(

@@ -19,6 +19,7 @@ from edgeq_device.answers.family import load_family
 from edgeq_device.answers.head import Head
 from numpy.typing import NDArray
 
+from edgeq.data.array_store import ArrayStore
 from edgeq.data.images import find_frame
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, SourceSamples
@@ -122,15 +123,24 @@ def judges_answers(head: Head | None) -> bool:
     return head is not None and load_family(head.family).task in FIGURES
 
 
-def label_with_answers(samples: Samples, session: Session, head: Head, progress: Progress = SILENT) -> Samples:
+def label_with_answers(
+    samples: Samples,
+    session: Session,
+    head: Head,
+    progress: Progress = SILENT,
+    *,
+    known_outputs: ArrayStore | None = None,
+) -> Samples:
     """Return the samples with the float model's answers as their labels.
 
     Args:
         session: a session of the float model.
+        known_outputs: the session's outputs by the sample's place. What is missing is computed and added.
     """
     labels: list[Any] = []
     lowered = lower_threshold(head)
-    for sample, outputs in run_samples({"float32": session}, samples, progress=progress):
+    known = {"float32": known_outputs} if known_outputs is not None else {}
+    for sample, outputs in run_samples({"float32": session}, samples, known_outputs=known, progress=progress):
         rows = [
             PackedAnswer.of(decode_sample(lowered, row_outputs["float32"], row))
             for row, row_outputs in split_rows(sample, outputs)
@@ -147,14 +157,22 @@ _FEWEST_ANSWERS = 5
 
 
 def answer_labels(
-    samples: Samples, session: Session, head: Head | None, progress: Progress = SILENT
+    samples: Samples,
+    session: Session,
+    head: Head | None,
+    progress: Progress = SILENT,
+    *,
+    known_outputs: ArrayStore | None = None,
 ) -> tuple[FloatAnswers | None, Samples]:
     """Return the task of giving the float model's answers, and the samples with these answers as their labels. Return
     None and the samples if the answers are not known, do not decide, or are too few. Then the noise decides.
+
+    For the arguments, see `label_with_answers`.
     """
     if head is None or not judges_answers(head):
         return None, samples
-    labelled, task = label_with_answers(samples, session, head, progress), FloatAnswers(head)
+    labelled = label_with_answers(samples, session, head, progress, known_outputs=known_outputs)
+    task = FloatAnswers(head)
     count = 0.0
     for sample in labelled:
         for label in sample.label if isinstance(sample.label, tuple) else (sample.label,):

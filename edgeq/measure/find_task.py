@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from edgeq.data.array_store import ArrayStore
 from edgeq.data.axes import model_size
 from edgeq.data.classes import count_scores
 from edgeq.data.open_source import Data, find_files
 from edgeq.data.sample import Sample
-from edgeq.data.samples import Samples, spread_over
+from edgeq.data.samples import Samples, spread_places
 from edgeq.errors import DataError, EdgeqError, RuntimeUnavailableError
 from edgeq.measure.coco import load_annotations, load_package
 from edgeq.measure.decoders import Decoder, recognise
-from edgeq.measure.inference import Session, infer
+from edgeq.measure.inference import Session, infer, infer_once
 from edgeq.measure.rows import split_rows
 from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.measure.tasks.classification import infer_task
@@ -113,17 +114,22 @@ def find_heads(signature: Signature, session: Session) -> list[Decoder]:
     return recognise(outputs, size)
 
 
-def find_classification(samples: Samples, session: Session, progress: Progress = SILENT) -> Task | None:
+def find_classification(
+    samples: Samples, session: Session, progress: Progress = SILENT, *, known_outputs: ArrayStore | None = None
+) -> Task | None:
     """Return the classification task if the model's scores predict the samples' class numbers better than a guess.
     Otherwise return None.
+
+    Args:
+        known_outputs: the session's outputs by the sample's place. What is missing is computed and added.
     """
-    task = infer_task(first_sample := next(iter(samples)), infer(session, first_sample))
+    task = infer_task(first_sample := next(iter(samples)), infer_once(session, first_sample, known_outputs, 0))
     if task is None:
         return None
     pairs = [
         (row, row_outputs[""])
-        for sample in spread_over(samples, _FEW)
-        for row, row_outputs in split_rows(sample, {"": infer(session, sample)})
+        for place, sample in spread_places(samples, _FEW)
+        for row, row_outputs in split_rows(sample, {"": infer_once(session, sample, known_outputs, place)})
     ]
     try:
         settled, _ = task.settled(iter(pairs))

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from edgeq_device.prepare.arrays import to_array
 from numpy.typing import NDArray
 
+from edgeq.data.array_store import ArrayStore
 from edgeq.data.samples import Sample, Samples
 from edgeq.errors import BoardError, DataError, EngineError, RuntimeUnavailableError
 from edgeq.util.display import SILENT, Progress
@@ -42,6 +43,22 @@ def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outp
     return dict(zip(names, map(to_array, values), strict=True))
 
 
+def infer_once(
+    session: Session, sample: Sample, known_outputs: ArrayStore | None, place: int, *, model: str = "the model"
+) -> Outputs:
+    """Return the known outputs of a sample. If there are none, run the sample and add its outputs.
+
+    Args:
+        known_outputs: the model's outputs by the sample's place; None computes the outputs without storing them.
+    """
+    if known_outputs is not None and place in known_outputs:
+        return known_outputs.get(place)
+    outputs = infer(session, sample, model=model)
+    if known_outputs is not None:
+        known_outputs.add(place, outputs)
+    return outputs
+
+
 def run_feed(
     session: Any, names: Sequence[str] | None, feed: Mapping[str, Any], feed_name: str, *, model: str
 ) -> Sequence[Any]:
@@ -71,14 +88,13 @@ def run_samples(
     samples: Samples,
     *,
     count: int | None = None,
-    known_outputs: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+    known_outputs: Mapping[str, ArrayStore] = MappingProxyType({}),
     progress: Progress = SILENT,
 ) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
     """Yield each sample with the outputs of every session, in the order of `samples`, for at most `count` samples.
 
     Args:
-        known_outputs: session name → its known outputs, one for each sample. edgeq does not run the sessions listed
-            here.
+        known_outputs: session name → its outputs by the sample's place. What is missing is computed and added.
 
     Raises:
         DataError: there are no samples, or a session refuses one.
@@ -90,7 +106,7 @@ def run_samples(
             yield (
                 sample,
                 {
-                    name: known_outputs[name][place] if name in known_outputs else infer(session, sample, model=name)
+                    name: infer_once(session, sample, known_outputs.get(name), place, model=name)
                     for name, session in sessions.items()
                 },
             )

@@ -95,15 +95,19 @@ class ResampledMeter:
             return math.nan
 
 
-def measure_rows(meter: Any, rows: int) -> RowMetrics | None:
+def measure_rows(meter: Any, rows: int, metrics: Mapping[str, float] | None = None) -> RowMetrics | None:
     """Return the metrics of a meter over `rows` rows. Return None if the meter has neither `scores` nor `resampled`, so
     that the spread of the metrics is not known.
+
+    Args:
+        metrics: the meter's result, if it is known.
     """
+    if not hasattr(meter, "scores") and not hasattr(meter, "resampled"):
+        return None
+    metrics = dict(meter.result()) if metrics is None else metrics
     if hasattr(meter, "scores"):
-        return RowMetrics(dict(meter.result()), np.asarray(meter.scores(), np.float64))
-    if hasattr(meter, "resampled"):
-        return RowMetrics(dict(meter.result()), None, np.asarray(meter.resampled(draw_halves(rows)), np.float64))
-    return None
+        return RowMetrics(metrics, np.asarray(meter.scores(), np.float64))
+    return RowMetrics(metrics, None, np.asarray(meter.resampled(draw_halves(rows)), np.float64))
 
 
 def draw_halves(rows: int) -> NDArray[np.bool_]:
@@ -138,18 +142,15 @@ SURE = 1.96
 """Two-sided 95 % quantile of the normal distribution."""
 
 
-def loss_interval(task: Task, reference: Meter, candidate: Meter, rows: int) -> tuple[float, float] | None:
-    """Return the 95 % interval of the loss of a model against a reference over many other samples, from the meters of
+def loss_interval(task: Task, reference: RowMetrics, candidate: RowMetrics, rows: int) -> tuple[float, float] | None:
+    """Return the 95 % interval of the loss of a model against a reference over many other samples, from the metrics of
     both over the same `rows` rows. Return None if it is not known.
 
     A model that agrees with the reference on all rows may still lose one row on as many others.
     """
-    reference_metrics, candidate_metrics = measure_rows(reference, rows), measure_rows(candidate, rows)
-    if reference_metrics is None or candidate_metrics is None:
-        return None
-    error = loss_error(reference_metrics, candidate_metrics, further=1 / rows)
+    error = loss_error(reference, candidate, further=1 / rows)
     if error is None:
         return None
-    drop = reference_metrics.metrics[task.primary] - candidate_metrics.metrics[task.primary]
+    drop = reference.metrics[task.primary] - candidate.metrics[task.primary]
     drop = drop if task.higher_is_better else -drop
     return drop - SURE * error, drop + SURE * error

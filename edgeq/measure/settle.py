@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgeq.data.array_store import ArrayStore
 from edgeq.data.classes import count_scores
-from edgeq.data.samples import Sample, Samples, SourceSamples, spread_over
+from edgeq.data.samples import Sample, Samples, SourceSamples, spread_places
 from edgeq.errors import CheckFailedError
-from edgeq.measure.inference import Outputs, Session, infer
+from edgeq.measure.inference import Outputs, Session, infer_once
 from edgeq.measure.rows import split_rows
 from edgeq.measure.skill import find_doubts, read_skill
 from edgeq.measure.task import Task
@@ -21,7 +22,14 @@ _ROUNDS = (16, 64, 256, 1024)
 """Number of samples in each round of `check_skill`. Most models are certainly better than chance after the first."""
 
 
-def settle(task: Task, session: Session, samples: Samples, *, progress: Progress = SILENT) -> Task:
+def settle(
+    task: Task,
+    session: Session,
+    samples: Samples,
+    *,
+    known_outputs: ArrayStore | None = None,
+    progress: Progress = SILENT,
+) -> Task:
     """Return the task with all its open choices made, based on some samples. A note on `progress` names the choices.
 
     Args:
@@ -30,6 +38,7 @@ def settle(task: Task, session: Session, samples: Samples, *, progress: Progress
             unchanged.
         session: session of the float model.
         samples: labelled samples; those that are used are spread over all of them.
+        known_outputs: the session's outputs by the sample's place. What is missing is computed and added.
     """
     if not hasattr(task, "settled"):
         return task
@@ -38,9 +47,9 @@ def settle(task: Task, session: Session, samples: Samples, *, progress: Progress
         """Yield rows with the model's outputs. After the first sample, the order is reversed, because data are often
         sorted by class.
         """
-        subset = list(spread_over(samples, _FEW))
-        for sample in (subset[0], *reversed(subset[1:])):
-            for row, row_outputs in split_rows(sample, {"": infer(session, sample)}):
+        subset = list(spread_places(samples, _FEW))
+        for place, sample in (subset[0], *reversed(subset[1:])):
+            for row, row_outputs in split_rows(sample, {"": infer_once(session, sample, known_outputs, place)}):
                 yield row, row_outputs[""]
 
     if isinstance(samples, SourceSamples):
@@ -53,7 +62,14 @@ def settle(task: Task, session: Session, samples: Samples, *, progress: Progress
     return settled_task
 
 
-def check_skill(task: Task, session: Session, samples: Samples, *, progress: Progress = SILENT) -> None:
+def check_skill(
+    task: Task,
+    session: Session,
+    samples: Samples,
+    *,
+    known_outputs: ArrayStore | None = None,
+    progress: Progress = SILENT,
+) -> None:
     """Check that the float model is better than chance. Otherwise, the loss of a quantized model means nothing.
 
     Samples are added until the model is certainly better. A task whose meters have no method `skill` is not checked.
@@ -62,6 +78,7 @@ def check_skill(task: Task, session: Session, samples: Samples, *, progress: Pro
         task: a settled task.
         session: session of the float model.
         samples: labelled samples; those that are used are spread over all of them.
+        known_outputs: the session's outputs by the sample's place. What is missing is computed and added.
 
     Raises:
         CheckFailedError: the float model is certainly no better than chance. On few samples, this is never certain.
@@ -72,8 +89,8 @@ def check_skill(task: Task, session: Session, samples: Samples, *, progress: Pro
         if not hasattr(meter, "skill"):
             return
         with progress.stage("Checking the labels", min(count, len(samples))) as advance:
-            for sample in spread_over(samples, count):
-                for row, outputs in split_rows(sample, {"": infer(session, sample)}):
+            for place, sample in spread_places(samples, count):
+                for row, outputs in split_rows(sample, {"": infer_once(session, sample, known_outputs, place)}):
                     meter.update(outputs[""], row)
                 advance(1)
         skill = read_skill(meter)

@@ -126,8 +126,8 @@ class AxisSums:
         count: number of elements.
         powers: sums for all indices: first the squares of the reference, then those of the difference, then those of
             the candidate, then the values of the reference.
-        columns: whether the indices are columns; see the module.
-        alone: whether each sample has one value for each index.
+        columns: whether the indices are columns in all samples; see the module.
+        alone: whether all samples have one value for each index.
     """
 
     low: Floats
@@ -137,8 +137,8 @@ class AxisSums:
     max_abs_error: Floats
     count: NDArray[np.int64]
     powers: ExactSums = field(default_factory=ExactSums)
-    columns: bool = False
-    alone: bool = False
+    columns: bool = True
+    alone: bool = True
 
     @classmethod
     def of(cls, length: int) -> AxisSums:
@@ -256,29 +256,28 @@ class SliceSums:
             return
         error = reference - candidate
         with np.errstate(over="ignore"):
-            powers = reference**2, error**2, candidate**2, reference
+            powers = np.square(reference), np.square(error), np.square(candidate), reference
+        np.abs(error, out=error)
+        low, candidate_low, high, candidate_high = reference, candidate, reference, candidate
+        if mask is not None:
+            # Elements that do not count are zero, and must not widen a range.
+            low, candidate_low = (np.where(mask, array, np.inf) for array in (reference, candidate))
+            high, candidate_high = (np.where(mask, array, -np.inf) for array in (reference, candidate))
         for axis, sums in self.axes.items():
             other_axes = tuple(k for k in range(reference.ndim) if k != axis)
-            low, candidate_low, high, candidate_high = reference, candidate, reference, candidate
-            if mask is not None:
-                # Elements that do not count are zero, and must not widen a range.
-                low, candidate_low = (np.where(mask, array, np.inf) for array in (reference, candidate))
-                high, candidate_high = (np.where(mask, array, -np.inf) for array in (reference, candidate))
-            sums.low, sums.candidate_low = (
-                np.minimum(sums.low, low.min(other_axes)),
-                np.minimum(sums.candidate_low, candidate_low.min(other_axes)),
-            )
-            sums.high, sums.candidate_high = (
-                np.maximum(sums.high, high.max(other_axes)),
-                np.maximum(sums.candidate_high, candidate_high.max(other_axes)),
-            )
-            sums.max_abs_error = np.maximum(sums.max_abs_error, np.abs(error).max(other_axes))
+            sums.low = np.minimum(sums.low, low.min(other_axes))
+            sums.high = np.maximum(sums.high, high.max(other_axes))
+            sums.max_abs_error = np.maximum(sums.max_abs_error, error.max(other_axes))
             length = reference.shape[axis]
             sums.count = sums.count + (reference.size // length if mask is None else mask.sum(other_axes))
             sums.powers.add(np.concatenate([_by_row(power, axis, rows) for power in powers], axis=1))
             alone = reference.size == rows * length
-            sums.alone = alone
-            sums.columns = alone or (axis in (1, reference.ndim - 1) and length <= _MOST_COLUMNS)
+            sums.alone &= alone
+            sums.columns &= alone or (axis in (1, reference.ndim - 1) and length <= _MOST_COLUMNS)
+            # Only a column can be lost, which its range in the candidate shows.
+            if sums.columns:
+                sums.candidate_low = np.minimum(sums.candidate_low, candidate_low.min(other_axes))
+                sums.candidate_high = np.maximum(sums.candidate_high, candidate_high.max(other_axes))
 
     def merge(self, chunk: SliceSums) -> None:
         """Add the sums of other samples."""

@@ -21,6 +21,7 @@ from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.latency import Distribution, Runner
 from edgeq_device.measure.scenarios import make_runner
 
+from edgeq.data.array_store import ArrayStore
 from edgeq.data.samples import Sample, Samples
 from edgeq.errors import DataError
 from edgeq.measure.accuracy import Evaluation, RunningEvaluation
@@ -41,7 +42,7 @@ def evaluate_timed(
     task: Task | None = None,
     reference: str | None = None,
     settings: Mapping[str, SessionSettings] | None = None,
-    known_outputs: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+    known_outputs: Mapping[str, ArrayStore] = MappingProxyType({}),
     basis: Basis = EVERYTHING,
     progress: Progress = SILENT,
 ) -> tuple[Evaluation, Mapping[str, Distribution]]:
@@ -54,8 +55,8 @@ def evaluate_timed(
     Args:
         sessions: model name → the sessions of the model. They give the same outputs and are timed in turns.
         task, reference, settings, basis: see `evaluate_sessions`.
-        known_outputs: model name → its known outputs, one for each sample. edgeq runs the models listed here only to
-            time them.
+        known_outputs: model name → its outputs by the sample's place. edgeq runs known samples only to time the
+            model. What is missing is added.
 
     Returns:
         The figures, and the latencies by name.
@@ -76,8 +77,9 @@ def evaluate_timed(
 
 @dataclass
 class _Waiting:
-    """Hold a sample, and the outputs of the models that have already run it."""
+    """Hold a sample with its place, and the outputs of the models that have already run it."""
 
+    place: int
     sample: Sample
     outputs: dict[str, Outputs]
 
@@ -94,7 +96,7 @@ class _Line:
     Args:
         running: evaluation to which each sample is added when all models have run it.
         advance: function that is called with the number of samples that were just added to the evaluation.
-        known_outputs: model name → its known outputs, one for each sample.
+        known_outputs: model name → its outputs by the sample's place. What is missing is added.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class _Line:
         samples: Samples,
         running: RunningEvaluation,
         advance: Advance,
-        known_outputs: Mapping[str, Sequence[Outputs]],
+        known_outputs: Mapping[str, ArrayStore],
     ) -> None:
         self._known_outputs, self._joined = known_outputs, itertools.count()
         self._sessions = {name: model_sessions[0] for name, model_sessions in sessions.items()}
@@ -145,6 +147,9 @@ class _Line:
         while self._waiting and len(self._waiting[0].outputs) == len(self._sessions):
             oldest = self._waiting.popleft()
             self._largest = max(self._largest, oldest.nbytes)
+            for name, known in self._known_outputs.items():
+                if oldest.place not in known:
+                    known.add(oldest.place, oldest.outputs[name])
             self._running.update(oldest.sample, oldest.outputs)
             evaluated_count += 1
         self._advance(evaluated_count)
@@ -156,7 +161,8 @@ class _Line:
 
     def _join(self, sample: Sample) -> None:
         place = next(self._joined)
-        self._waiting.append(_Waiting(sample, {name: outputs[place] for name, outputs in self._known_outputs.items()}))
+        known = {name: outputs.get(place) for name, outputs in self._known_outputs.items() if place in outputs}
+        self._waiting.append(_Waiting(place, sample, known))
         # A run on other shapes takes another time.
         untimed = self._remote_names if read_shapes(sample.inputs) == self._shapes else self._sessions
         self._complete(self._waiting[-1], untimed)

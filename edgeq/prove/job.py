@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from edgeq_device.answers.head import Head
 from edgeq_device.measure.basis import EVERYTHING, Basis
-from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, Backend, as_backend, backend_for, backend_named
 from edgeq.calibration.hazards import hazard_notes, hazards_behind_layers
 from edgeq.calibration.ranges import Range, clipped_power, derive_ranges, scheme_ranges
 from edgeq.calibration.statistics import Statistics
-from edgeq.data.samples import Samples
+from edgeq.data.array_store import ArrayStore
+from edgeq.data.samples import Samples, places, spread_over
 from edgeq.distributed.workers import Workers
 from edgeq.emulate.audit import audit, find_largest_sums
 from edgeq.errors import RuntimeUnavailableError, UsageError
@@ -97,8 +96,8 @@ class Job:
         statistics: the statistics of the calibration samples; None if no scheme is static.
         adopted: ranges from a model that was already quantized. They take precedence over the statistics.
         workers: the processes that share all work that is not timed.
-        float_outputs: the float model's outputs for each validation sample, if the model was calibrated on the same
-            samples; otherwise empty.
+        float_outputs: the float model's outputs by the place of the validation sample. Whoever runs the float model on
+            these samples adds its outputs, so that it runs each sample once. None stores no outputs.
         host: the profile of this machine, or None to ignore differences between the kernels of this machine and those
             of a target.
         static: True if any scheme needs ranges.
@@ -119,7 +118,7 @@ class Job:
     adopted: Mapping[str, Range] = field(default_factory=dict)
     workers: Workers | None = None
     host: Profile | None = None
-    float_outputs: Sequence[Mapping[str, NDArray[Any]]] = ()
+    float_outputs: ArrayStore | None = None
     static: bool = True
     machine: Machine = field(default_factory=detect_machine)
     head: Head | None = None
@@ -133,6 +132,14 @@ class Job:
     def folder(self) -> Path:
         """Return the private folder for intermediate files."""
         return self.prepared.path.parent
+
+    def with_validation(self, count: int) -> Job:
+        """Return the job with `count` validation samples, spread over all of them; with all if there are no more."""
+        if count >= len(self.validation):
+            return self
+        known = self.float_outputs
+        selected = known.select(places(len(self.validation), count)) if known is not None else None
+        return replace(self, validation=spread_over(self.validation, count), float_outputs=selected)
 
 
 @dataclass(frozen=True)

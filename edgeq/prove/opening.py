@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ import numpy as np
 from edgeq_device.measure.basis import EVERYTHING, Basis
 
 from edgeq.backends.base import Artifact
+from edgeq.data.array_store import ArrayStore
 from edgeq.data.images import Array
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples
@@ -115,7 +116,7 @@ def open_as_device(
     samples: Samples,
     *,
     threads: int = 0,
-    known_outputs: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+    known_outputs: Mapping[str, ArrayStore] = MappingProxyType({}),
     basis: Basis = EVERYTHING,
 ) -> Opening:
     """Open the file of `artifact` on this machine's CPU kernels, both with the optimisation that devices use and
@@ -123,7 +124,7 @@ def open_as_device(
 
     Args:
         proven: two sessions by name. The first runs the float model, the second runs the artifact as in its proof.
-        known_outputs: the float model's outputs for each sample, if they are known.
+        known_outputs: the float model's outputs by the sample's place. What is missing is added.
         basis: what the figures are taken over.
     """
     reference, subject = proven

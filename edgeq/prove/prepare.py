@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from edgeq.calibration.hazards import with_hazards
 from edgeq.calibration.plan import quantizable_tensors
 from edgeq.calibration.ranges import Range
 from edgeq.calibration.statistics import UNIT, Statistics
+from edgeq.data.array_store import ArrayStore
 from edgeq.data.labels import Labels
 from edgeq.data.open_source import Data, has_parts, in_role
 from edgeq.data.parts import find_shared_files
@@ -53,6 +55,9 @@ from edgeq.util.display import Progress
 
 # The maximum number of bytes of decoded samples that stay in memory from the calibration to the proof.
 _HELD_BYTES = 2**28
+# The maximum numbers of bytes of the float model's outputs in memory and on disk, and of the share of the free disk. A
+# model runs again on the samples whose outputs exceed them.
+_OUTPUT_BYTES, _DISK_BYTES, _DISK_SHARE = 2**26, 2**31, 0.25
 
 
 def prepare(
@@ -172,16 +177,17 @@ def prepare(
     if request.cut_head:
         prepared, head = _cut(request, prepared, head, proof_samples, workdir)
         session = functools.cache(lambda: open_session(prepared.path))
+    float_outputs = _open_store(workdir / "float-outputs")
     if task is None and validation is not None:
-        task = find_classification(proof_samples, session(), progress)
+        task = find_classification(proof_samples, session(), progress, known_outputs=float_outputs)
     # A task that reads answers does so by the model's head.
     task = task.with_head(head) if isinstance(task, Detection) else with_head(task, head) if task is not None else None
     if task is not None and validation is not None:
         # If even the float model is no better than a guess, the labels or the preprocessing are wrong.
-        task = settle(task, session(), proof_samples, progress=progress)
-        check_skill(task, session(), proof_samples, progress=progress)
+        task = settle(task, session(), proof_samples, known_outputs=float_outputs, progress=progress)
+        check_skill(task, session(), proof_samples, known_outputs=float_outputs, progress=progress)
     if task is None:
-        task, answered = answer_labels(proof_samples, session(), head, progress)
+        task, answered = answer_labels(proof_samples, session(), head, progress, known_outputs=float_outputs)
         # The calibration reads the same samples only if they are the same object.
         calibration = answered if calibration is proof_samples else calibration
         proof_samples = answered
@@ -204,9 +210,15 @@ def prepare(
         task=task,
         head=head,
         float_recall=request.threshold == FLOAT_RECALL,
+        float_outputs=float_outputs,
         progress=progress,
     )
     return _doubted(job, doubts)
+
+
+def _open_store(folder: Path) -> ArrayStore:
+    disk = min(_DISK_BYTES, _DISK_SHARE * shutil.disk_usage(folder.parent).free)
+    return ArrayStore(folder, _OUTPUT_BYTES, disk)
 
 
 def _cut(
@@ -335,12 +347,14 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
             outputs=outputs,
             progress=job.progress,
         )
-    float_outputs = outputs.all() if outputs is not None else ()
+    if outputs is not None and job.float_outputs is not None:
+        for place, arrays in enumerate(outputs.all()):
+            if place not in job.float_outputs:
+                job.float_outputs.add(place, arrays)
     return replace(
         job,
         prepared=with_hazards(prepared, collected),
         statistics=collected,
-        float_outputs=float_outputs,
         basis=find_basis(prepared.graph, collected),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,7 +13,8 @@ from edgeq_device.measure.latency import Distribution
 from edgeq_device.measure.load import CompetingLoad
 
 from edgeq.backends.base import Artifact
-from edgeq.data.samples import Samples, spread_over
+from edgeq.data.array_store import ArrayStore
+from edgeq.data.samples import Samples, places, spread_over
 from edgeq.distributed.workers import Workers
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError, UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
@@ -22,7 +23,6 @@ from edgeq.measure.answer_meter import HEALTHY
 from edgeq.measure.answer_task import FloatAnswers, describe_answers
 from edgeq.measure.baseline import LEAST_MARGIN_DB, BaselineMargin
 from edgeq.measure.coverage import Coverage
-from edgeq.measure.inference import Outputs
 from edgeq.measure.operating_point import OperatingPoint
 from edgeq.measure.race import RacedFile, race_files
 from edgeq.measure.shared_evaluation import ModelAt, evaluate_on
@@ -492,13 +492,14 @@ class ProofSamples:
 
     Attributes:
         held_out: whether the samples are not among the calibration samples.
-        float_outputs: the float model's outputs for each sample, if they are known. The float model is then not run.
+        float_outputs: the float model's outputs by the sample's place. The float model runs only samples without
+            outputs, and their outputs are added. None stores no outputs.
         basis: what the figures are taken over.
     """
 
     samples: Samples
     held_out: bool
-    float_outputs: Sequence[Outputs] = ()
+    float_outputs: ArrayStore | None = None
     basis: Basis = EVERYTHING
 
 
@@ -538,11 +539,13 @@ def prove(
     backend = artifact.plugin.engine.int8.backend if artifact.plugin is not None else ""
     settings = {FLOAT: build_float_settings(backend, threads), INT8: artifact.proof_settings(threads=threads)}
     count = simulated_count(prepared, artifact) if count is None else count
-    if count is not None:
+    if count is not None and count < len(samples):
+        if float_outputs is not None:
+            float_outputs = float_outputs.select(places(len(samples), count))
         samples = spread_over(samples, count)
-        # The known outputs belong to all samples, not to the chosen ones.
-        float_outputs = ()
-    known_outputs = {FLOAT: float_outputs} if float_outputs else {}
+    # The outputs are those of onnxruntime's own kernels.
+    shared = float_outputs is not None and settings[FLOAT].engine is None
+    known_outputs = {FLOAT: float_outputs} if float_outputs is not None and shared else {}
     # A simulation's time says nothing about the hardware.
     timed = timed and artifact.simulation is None
     latency: Mapping[str, Distribution] = {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.pairs import pair_outputs
 
+from edgeq.data.array_store import ArrayStore
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples
 from edgeq.measure.agreement import Agreement
@@ -31,7 +32,7 @@ from edgeq.tuning.accuracy_estimate import (
 from edgeq.tuning.batches import can_batch, find_batch_size, infer_all, join_outputs, join_samples
 from edgeq.tuning.measurements import Assessment
 from edgeq.tuning.recover.layer_noise import ColumnNoise
-from edgeq.tuning.sample_store import ArrayStore, SampleStore
+from edgeq.tuning.sample_store import SampleStore
 from edgeq.tuning.sessions import MEMORY
 from edgeq.util.display import SILENT, Progress
 
@@ -47,6 +48,9 @@ class AccuracyMeter:
         task: what to measure by labels; None measures agreement with float32.
         loss_kind: the figure to compare with the allowed loss; see `accuracy_estimate.Held`.
         basis: what the figures of the outputs are taken over.
+        sliced: whether `assess` compares the slices of outputs, too. With a task, no loss depends on them.
+        float_outputs: float32's outputs by the sample's place in `validation`. What is missing is computed and added.
+            None computes all.
         memory: bytes of samples and outputs to keep in memory; the rest goes to `workdir`.
     """
 
@@ -59,15 +63,20 @@ class AccuracyMeter:
         task: Task | None = None,
         loss_kind: LossKind = "expected",
         basis: Basis = EVERYTHING,
+        sliced: bool = True,
+        float_outputs: ArrayStore | None = None,
         memory: int = MEMORY,
         progress: Progress = SILENT,
     ) -> None:
         self._task = task
         self._loss_kind = loss_kind
         self._basis = basis
+        self._sliced = sliced
         # Half of the memory goes to the samples and half to float32's outputs, because every comparison needs both.
         self.samples = SampleStore(validation, workdir / "samples", memory=memory // 2, progress=progress)
-        self._float_outputs = ArrayStore(workdir / "float", memory // 2)
+        if float_outputs is None:
+            float_outputs = ArrayStore(workdir / "float", memory // 2)
+        self._float_outputs = float_outputs
         self._float_model = float_model
         self._float_metrics: dict[int, RowMetrics] = {}
         self._float_meter: tuple[ResampledMeter | None, int] = None, 0
@@ -98,7 +107,7 @@ class AccuracyMeter:
         estimate = self._estimates.get(name)
         # An estimate cannot give samples back, so fewer samples than before need a new one.
         if estimate is None or estimate.sample_count > samples:
-            estimate = self._estimates[name] = self._start_estimate()
+            estimate = self._estimates[name] = self._start_estimate(sliced=self._sliced)
         if estimate.sample_count < samples:
             session = opener()
             batch_size = self._find_batch_size(session) if together else 1
@@ -187,10 +196,10 @@ class AccuracyMeter:
         """Return float32's metrics over all samples; empty without a task."""
         return dict(self._measure_float(self.total).metrics) if self._task is not None else {}
 
-    def _start_estimate(self) -> _Estimate:
+    def _start_estimate(self, *, sliced: bool = True) -> _Estimate:
         """Return an estimate without any samples yet."""
         metric = None if self._task is None else ResampledMeter(self._task)
-        return _Estimate(metric, AgreementEstimate(OutputSums(self._task, self._basis)))
+        return _Estimate(metric, AgreementEstimate(OutputSums(self._task, self._basis, sliced)))
 
     def _assess_estimate(self, estimate: _Estimate) -> Assessment:
         """Return the assessment of a model on the samples that it has run so far."""
@@ -223,15 +232,18 @@ class AccuracyMeter:
 
     def _references(self, positions: Sequence[int]) -> list[Outputs]:
         """Return float32's outputs for the samples at `positions`. Each output is computed only once."""
-        missing = [position for position in positions if position not in self._float_outputs]
+        places = {position: self.samples.source_position(position) for position in positions}
+        known = {p: self._float_outputs.get(place) for p, place in places.items() if place in self._float_outputs}
+        missing = [position for position in positions if position not in known]
         if missing:
             session, batch_size = self._float_session
             for start in range(0, len(missing), batch_size):
                 part = missing[start : start + batch_size]
                 batch_outputs = infer_all(session, [self.samples[position] for position in part], model="float32")
                 for position, outputs in zip(part, batch_outputs, strict=True):
-                    self._float_outputs.add(position, outputs)
-        return [self._float_outputs.get(position) for position in positions]
+                    self._float_outputs.add(places[position], outputs)
+                    known[position] = outputs
+        return [known[position] for position in positions]
 
     @cached_property
     def _float_session(self) -> tuple[Session, int]:

@@ -15,7 +15,7 @@ from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SpeedRanking,
 from edgeq_device.measure.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp, compute_shared_edges, count_bins
 
 from edgeq.backends.base import Artifact, backend_named
-from edgeq.data.samples import Samples, Subset
+from edgeq.data.samples import Subset
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Agreement
@@ -121,7 +121,15 @@ class LocalEvaluator:
             loss_kind = "noise" if job.task is None else "seen" if isinstance(job.task, FloatAnswers) else "expected"
         meter_options: dict[str, Any] = {"task": job.task, "loss_kind": loss_kind, "memory": memory}
         self._accuracy = AccuracyMeter(
-            job.validation, job.prepared.path, workdir, basis=job.basis, progress=progress, **meter_options
+            job.validation,
+            job.prepared.path,
+            workdir,
+            basis=job.basis,
+            # A repair with labels or answers reports only losses.
+            sliced=not repairs or job.task is None,
+            float_outputs=job.float_outputs,
+            progress=progress,
+            **meter_options,
         )
         self._worker_job = None
         if job.workers is not None:
@@ -233,16 +241,19 @@ class LocalEvaluator:
                 if decided or count == previous_count or deadline.remaining_s() < deadline.elapsed_s:
                     return assessment
 
-    def proof_samples(self, simulated: int | None) -> Samples:
-        """Return the validation samples for a proof. They are stored already prepared, because reading images again may
-        take longer than running the model. Workers read the samples themselves.
+    def proof_job(self, simulated: int | None) -> Job:
+        """Return the job with the validation samples for a proof. They are stored already prepared, because reading
+        images again may take longer than running the model. Workers read the samples themselves.
 
         Args:
             simulated: number of samples that `simulate` ran first, or None for all samples.
         """
+        job = self._job
         if simulated is not None:
-            return Subset(self._job.validation, self._accuracy.samples.source_positions(simulated))
-        return self._job.validation if self._job.workers is not None else self._accuracy.samples
+            positions = self._accuracy.samples.source_positions(simulated)
+            known = job.float_outputs.select(positions) if job.float_outputs is not None else None
+            return replace(job, validation=Subset(job.validation, positions), float_outputs=known)
+        return job if job.workers is not None else replace(job, validation=self._accuracy.samples)
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
         """See `Evaluator.time`. Small models run in several sessions each, in short bursts that take turns."""

@@ -360,8 +360,7 @@ def _limit_samples(job: Job) -> Job:
     calibration = job.calibration
     if calibration is not None:
         calibration = spread_over(calibration, max(_MIN_SAMPLES, _CALIBRATED_MACS // macs))
-    validation = spread_over(job.validation, max(_MIN_SAMPLES, _VALIDATED_MACS // macs))
-    return replace(job, calibration=calibration, validation=validation, float_outputs=())
+    return replace(job.with_validation(max(_MIN_SAMPLES, _VALIDATED_MACS // macs)), calibration=calibration)
 
 
 def _describe_step(trial: Trial, plain: Candidate) -> RepairStep:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 import random
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from edgeq.data.array_store import ArrayStore
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples
 from edgeq.errors import DataError
@@ -23,47 +21,6 @@ from edgeq.util.display import SILENT, Progress
 
 # Files of the builds need space beside the samples.
 _DISK_SHARE = 0.8
-Arrays = Mapping[str, np.ndarray[Any, Any]]
-
-
-class ArrayStore:
-    """Store dicts of arrays under integer keys.
-
-    Args:
-        folder: folder for arrays that exceed `memory`; it is created if necessary.
-        memory: bytes of arrays to keep in memory.
-    """
-
-    def __init__(self, folder: Path, memory: int) -> None:
-        self._folder = folder
-        self._free_bytes = memory
-        self._in_memory: dict[int, Arrays] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._in_memory or self._file(key).exists()
-
-    def add(self, key: int, arrays: Arrays) -> None:
-        """Store the arrays. They must not be changed afterwards."""
-        size = sum(array.nbytes for array in arrays.values())
-        if size <= self._free_bytes:
-            self._free_bytes -= size
-            self._in_memory[key] = arrays
-            return
-        # Names of tensors may contain any character, and numpy uses the names of arrays as file names.
-        names = list(arrays)
-        numbered = {f"a{i}": arrays[name] for i, name in enumerate(names)}
-        np.savez(self._file(key), allow_pickle=False, names=np.array(names), **numbered)
-
-    def get(self, key: int) -> Arrays:
-        """Return the arrays under `key`, which must exist."""
-        if key in self._in_memory:
-            return self._in_memory[key]
-        with np.load(self._file(key), allow_pickle=False) as archive:
-            return {str(name): archive[f"a{i}"] for i, name in enumerate(archive["names"])}
-
-    def _file(self, key: int) -> Path:
-        return self._folder / f"{key}.npz"
 
 
 class SampleStore:
@@ -97,6 +54,10 @@ class SampleStore:
     def source_positions(self, count: int) -> tuple[int, ...]:
         """Return the positions in the source, ascending, of the first `count` samples of the shuffled order."""
         return tuple(sorted(self._order[:count]))
+
+    def source_position(self, position: int) -> int:
+        """Return the position in the source of the sample at `position` in the shuffled order."""
+        return self._order[position]
 
     def __getitem__(self, position: int) -> Sample:
         index = self._order[position]

@@ -113,6 +113,38 @@ def test_with_labels_accuracy_is_kept() -> None:
     assert proof.accuracy[INT8].value >= 0.98
 
 
+@pytest.mark.usefixtures("uneven")
+@pytest.mark.parametrize("options", [LABELLED, {"val": Data("val.npz", "key=x")}], ids=["labels", "noise"])
+def test_runs_the_float_model_once_for_each_validation_sample(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with np.load("val.npz") as labelled:
+        samples = labelled["x"]
+    counts, open_original = np.zeros(len(samples), int), onnxruntime.InferenceSession
+
+    class Counting(open_original):  # type: ignore[misc, valid-type]
+        """Count the runs of every model without quantized nodes that returns only the outputs."""
+
+        def __init__(self, model: str | bytes, *args: Any, **kwargs: Any) -> None:
+            super().__init__(model, *args, **kwargs)
+            loaded = onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model)
+            outputs = [output.name for output in loaded.graph.output]
+            self._counts = outputs == ["y"] and not any("Quant" in node.op_type for node in loaded.graph.node)
+
+        def run(self, names: Any, feed: dict[str, np.ndarray], *args: Any) -> Any:
+            if self._counts:
+                for row in feed["x"]:
+                    counts[(samples == row).all((1, 2, 3))] += 1
+            return super().run(names, feed, *args)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Counting)
+    proof = quantized(max_drop=0.02 if "task" in options else None, **options).proof
+    assert proof.repair is not None, "the case must be poor"
+    assert proof.samples == len(samples)
+    # Some checks run a few samples in batches or in other forms of the model.
+    assert (counts[8:] == 1).all()
+
+
 @pytest.mark.parametrize(("effort", "builds"), [("quick", 1), ("default", 3), ("thorough", 8)])
 def test_the_effort_limits_the_builds(weights: tuple[np.ndarray, np.ndarray], effort: Any, builds: int) -> None:
     first, second = weights

@@ -224,7 +224,7 @@ def test_clearly_good_candidates_simulate_few_samples(npu: Callable[[SlowEngine]
     assert found.samples == engine.runs == 5
     assert found.drop == pytest.approx(whole.drop)
     assert [found.low, found.high] == pytest.approx([whole.low, whole.high])
-    assert len(evaluator.proof_samples(40)) == 40
+    assert len(evaluator.proof_job(40).validation) == 40
 
 
 def test_recoveries_edit_what_a_simulated_npu_gets(npu: Callable[[SlowEngine], LocalEvaluator]) -> None:

@@ -69,11 +69,16 @@ def compute_iou(box: Array, boxes: Array) -> Array:
     """Return the intersection over union of one box [4] with each of the boxes [N, 4]. Return 0 if the union has no
     area. A box whose corners are swapped has no area.
     """
-    edges = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
-    sizes = (high - low for low, high in (edges, (box[:2], box[2:]), (boxes[:, :2], boxes[:, 2:])))
-    common, box_area, areas = (np.clip(size, 0, None).prod(axis=-1) for size in sizes)
-    union = box_area + areas - common
+    left, top, right, bottom = boxes.T
+    common = _area(
+        np.maximum(box[0], left), np.maximum(box[1], top), np.minimum(box[2], right), np.minimum(box[3], bottom)
+    )
+    union = _area(*box) + _area(left, top, right, bottom) - common
     return np.divide(common, union, out=np.zeros_like(common), where=union > 0)
+
+
+def _area(left: Array, top: Array, right: Array, bottom: Array) -> Array:
+    return np.maximum(right - left, 0) * np.maximum(bottom - top, 0)
 
 
 def compute_rotated_iou(box: Array, angle: float, boxes: Array, angles: Array) -> Array:
@@ -113,8 +118,9 @@ def suppress(objects: Objects, confidence: float, iou: Optional[float], limit: i
         iou: None suppresses nothing.
         rotated: compare rotated boxes by their probabilistic IoU.
     """
-    usable = np.isfinite(objects.boxes).all(axis=1) & (objects.scores > confidence)
-    strong = objects.take(usable)
+    # Few objects score so high, so only their boxes are looked at.
+    strong = objects.take(objects.scores > confidence)
+    strong = strong.take(np.isfinite(strong.boxes).all(axis=1))
     strong = strong.take(np.argsort(-strong.scores, kind="stable"))
     if iou is None:
         return strong.take(np.arange(min(limit, len(strong))))
