@@ -87,7 +87,7 @@ __all__ = [
     "weight_values",
     "with_outputs",
 ]
-MEMORY = 2**29
+MEMORY = 2**28
 """Limit in bytes for fetched tensors in memory. If a model needs more, edgeq compares it in several passes."""
 # Number of copies of each tensor in memory. They are the float model's tensor, the quantized model's, the layer's in
 # integers and in float, the rounded input, and one copy in float64, which counts twice.
@@ -100,7 +100,8 @@ _FOLLOWED = 4
 def instrumented_session(
     model: ir.Model | GraphIndex | Loadable, *, optimization: OptimizationLevel, settings: SessionSettings
 ) -> Any:
-    """Open a session of a model in memory. External data is read from the model's data folder.
+    """Open a session of a model in memory. External data is read from the model's data folder. The session keeps no
+    memory between runs.
 
     Of `settings`, only the threads, providers and configuration apply.
     """
@@ -110,6 +111,7 @@ def instrumented_session(
             config=settings.config,
             intra_op_threads=settings.intra_op_threads,
             optimization=optimization,
+            arena=False,
         ),
     )
 
@@ -334,14 +336,18 @@ class LayerPair:
         noise: dict[str, float] = {}
         options = {"settings": self.settings, "progress": self.progress, **options, "apart": self.exact}
         followers = follow_gradients(self.float_graph, [match.name for match in followed], samples, **options)
-        pairs = zip(followers, self._errors(followed, samples, options.get("count", PROBED)), strict=True)
-        for gradients, (_, errors) in pairs:
+        errors_by_sample = self._errors(followed, samples, options.get("count", PROBED))
+        for gradients in followers:
+            _, errors = next(errors_by_sample)
             for slopes in gradients.probe():
                 for name in {name for name, _ in slopes}:
                     # Readers before and after the rounding get errors that agree in part, so they add up first.
                     places = [place for place in ((name, False), (name, True)) if place in slopes and place in errors]
                     power = change_power([slopes[place] for place in places], [errors[place] for place in places])
                     noise[name] = noise.get(name, 0.0) + power
+                # The arrays of a sample are large. Free each before the next is computed.
+                del slopes
+            del gradients, errors
         return noise
 
     def _errors(
@@ -360,14 +366,11 @@ class LayerPair:
                 parts = self.parts(matches, sample) if whole is None else []
                 runs = [LayerRuns(self, part) for part in parts] if whole is None else [whole]
             errors: dict[Place, NDArray[np.float32]] = {}
-            for layer_arrays in (run.run(sample) for run in runs):
-                for match in matches:
-                    if match.name in layer_arrays.alone:
-                        exact = layer_arrays.from_rounded[match.name]
-                        errors[match.name, False] = _difference(layer_arrays.alone[match.name], exact)
-                        if match.name in tensors_exact:
-                            errors[match.name, True] = _difference(layer_arrays.raw[match.name], exact)
+            for run in runs:
+                errors |= _layer_errors(run.run(sample), matches, tensors_exact)
             yield sample, errors
+            # The caller is done with them, and those of the next sample need their memory.
+            del errors
 
     def attribute_error(
         self, comparison: LayerComparison, outputs: Agreement, samples: Samples, *, limit: int = 10
@@ -507,6 +510,20 @@ class _Disturbed:
         fed = replace(sample, inputs={**sample.inputs, **self._zeros, **added})
         outputs = infer(self._session, fed, model="the float model")
         return {self._outputs[name]: values for name, values in outputs.items()}
+
+
+def _layer_errors(
+    arrays: LayerArrays, matches: Sequence[ActivationMatch], tensors_exact: Collection[str]
+) -> dict[Place, NDArray[np.float32]]:
+    """Return the errors of the layers that `arrays` contains, as `LayerPair._errors` yields them."""
+    errors: dict[Place, NDArray[np.float32]] = {}
+    for match in matches:
+        if match.name in arrays.alone:
+            exact = arrays.from_rounded[match.name]
+            errors[match.name, False] = _difference(arrays.alone[match.name], exact)
+            if match.name in tensors_exact:
+                errors[match.name, True] = _difference(arrays.raw[match.name], exact)
+    return errors
 
 
 def _difference(values: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.float32]:

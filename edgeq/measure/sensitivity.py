@@ -17,7 +17,7 @@ scores have the same weight. Elements that the basis does not count have no weig
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 from typing import Any, TypedDict, Unpack
@@ -112,6 +112,8 @@ def follow_gradients(
     chosen = list(spread_over(samples, count))
     if not chosen:
         raise DataError(f"{samples.source}: no samples to follow errors on", "Point ⟨data⟩ at samples")
+    # Without an arena: for a few runs that return most tensors, it would keep several times their size.
+    settings = replace(settings or SessionSettings(), arena=False)
     forward = _Forward(graph, settings)
     backward: Backward | None = None
     session: Any = None
@@ -302,8 +304,14 @@ class _Probes:
             for name, weight in self.weights.items():
                 signs = rng.integers(0, 2, weight.shape, np.int8) * 2 - 1
                 feed[self.backward.directions[name]] = np.asarray(signs * weight, np.float32)
-            results = run_feed(self.session, None, feed, "a direction", model="the gradients")
-            yield dict(zip(self.backward.gradients, map(_finite, results), strict=True))
+            # No variable, because the generator would hold the gradients until those of the next direction are there.
+            yield dict(
+                zip(
+                    self.backward.gradients,
+                    map(_finite, run_feed(self.session, None, feed, "a direction", model="the gradients")),
+                    strict=True,
+                )
+            )
             self.advance(1)
 
 
