@@ -32,7 +32,7 @@ from edgeq.tuning.batches import can_batch, find_batch_size, infer_all, join_out
 from edgeq.tuning.measurements import Assessment
 from edgeq.tuning.recover.layer_noise import ColumnNoise
 from edgeq.tuning.sample_store import ArrayStore, SampleStore
-from edgeq.tuning.sessions import MEMORY
+from edgeq.tuning.sessions import STORED
 from edgeq.util.display import SILENT, Progress
 
 _BATCH_TEST_SAMPLES = 4
@@ -59,7 +59,7 @@ class AccuracyMeter:
         task: Task | None = None,
         loss_kind: LossKind = "expected",
         basis: Basis = EVERYTHING,
-        memory: int = MEMORY,
+        memory: int = STORED,
         progress: Progress = SILENT,
     ) -> None:
         self._task = task

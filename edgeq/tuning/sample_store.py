@@ -8,68 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from edgeq.data.array_store import ArrayStore, count_bytes, count_free_bytes
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples
 from edgeq.errors import DataError
-from edgeq.tuning.sessions import MEMORY
+from edgeq.tuning.sessions import STORED
 from edgeq.util.display import SILENT, Progress
 
-# Files of the builds need space beside the samples.
-_DISK_SHARE = 0.8
-Arrays = Mapping[str, np.ndarray[Any, Any]]
-
-
-class ArrayStore:
-    """Store dicts of arrays under integer keys.
-
-    Args:
-        folder: folder for arrays that exceed `memory`; it is created if necessary.
-        memory: bytes of arrays to keep in memory.
-    """
-
-    def __init__(self, folder: Path, memory: int) -> None:
-        self._folder = folder
-        self._free_bytes = memory
-        self._in_memory: dict[int, Arrays] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._in_memory or self._file(key).exists()
-
-    def add(self, key: int, arrays: Arrays) -> None:
-        """Store the arrays. They must not be changed afterwards."""
-        size = sum(array.nbytes for array in arrays.values())
-        if size <= self._free_bytes:
-            self._free_bytes -= size
-            self._in_memory[key] = arrays
-            return
-        # Names of tensors may contain any character, and numpy uses the names of arrays as file names.
-        names = list(arrays)
-        numbered = {f"a{i}": arrays[name] for i, name in enumerate(names)}
-        np.savez(self._file(key), allow_pickle=False, names=np.array(names), **numbered)
-
-    def get(self, key: int) -> Arrays:
-        """Return the arrays under `key`, which must exist."""
-        if key in self._in_memory:
-            return self._in_memory[key]
-        with np.load(self._file(key), allow_pickle=False) as archive:
-            return {str(name): archive[f"a{i}"] for i, name in enumerate(archive["names"])}
-
-    def _file(self, key: int) -> Path:
-        return self._folder / f"{key}.npz"
+__all__ = ["ArrayStore", "SampleStore"]
 
 
 class SampleStore:
     """Store samples by their position in the shuffled order. The iterator returns them in the order of the source."""
 
-    def __init__(self, samples: Samples, folder: Path, *, memory: int = MEMORY, progress: Progress = SILENT) -> None:
+    def __init__(self, samples: Samples, folder: Path, *, memory: int = STORED, progress: Progress = SILENT) -> None:
         self.source, self.digest = samples.source, samples.digest
         self._arrays = ArrayStore(folder, memory)
         self._without_inputs: list[Sample] = []
@@ -105,9 +60,9 @@ class SampleStore:
 
 def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
     """Refuse samples that would fill the disk, assuming that each is as large as the first."""
-    disk_bytes = sum(array.nbytes for array in sample.inputs.values()) * count - memory
-    free = shutil.disk_usage(folder).free
-    if disk_bytes > _DISK_SHARE * free:
+    disk_bytes = count_bytes(sample.inputs) * count - memory
+    free = count_free_bytes(folder)
+    if disk_bytes > free:
         raise DataError(
             f"{source}: {count} samples take {disk_bytes / 1e9:.1f} GB of temporary space, of {free / 1e9:.1f} GB free",
             "Give fewer validation samples, or set TMPDIR to a larger disk",

@@ -7,7 +7,7 @@ import pytest
 
 from edgeq.data.samples import open_samples
 from edgeq.signature import Signature, TensorSpec
-from edgeq.tuning.sample_store import ArrayStore, SampleStore
+from edgeq.tuning.sample_store import SampleStore
 
 SIGNATURE = Signature((TensorSpec("x:0/a", np.dtype(np.float32), (None, 3)),), ())
 
@@ -33,14 +33,3 @@ def test_the_order_is_mixed_and_always_the_same(tmp_path: Path) -> None:
     assert orders[0] == orders[1]
     assert orders[0] != sorted(orders[0])
     assert 10 < np.mean(orders[0][:12]) < 40
-
-
-def test_arrays_on_disk_keep_dtype_and_shape(tmp_path: Path) -> None:
-    store = ArrayStore(tmp_path, 0)
-    store.add(3, {"a/b": np.array([[1, 2]], np.int8), "c": np.array(2.5)})
-    assert 3 in store
-    assert 4 not in store
-    found = store.get(3)
-    assert found["a/b"].dtype == np.int8
-    assert found["a/b"].tolist() == [[1, 2]]
-    assert found["c"].shape == ()
