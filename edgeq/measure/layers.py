@@ -30,8 +30,10 @@ layer's weights and from the rounding of its result. Each error thus counts only
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -305,7 +307,8 @@ class LayerPair:
         with self.progress.stage(
             "Following errors to the outputs", min(count, len(samples)) * len(followed)
         ) as advance:
-            for sample, errors in self._errors(followed, samples, count):
+            for sample, parts in self._errors(followed, samples, count):
+                errors = dict(ChainMap(*parts))
                 # The same session runs without errors, so that fusions are the same in both runs.
                 undisturbed = disturbed.run(sample, {})
                 for match in followed:
@@ -338,22 +341,26 @@ class LayerPair:
         followers = follow_gradients(self.float_graph, [match.name for match in followed], samples, **options)
         errors_by_sample = self._errors(followed, samples, options.get("count", PROBED))
         for gradients in followers:
-            _, errors = next(errors_by_sample)
-            for slopes in gradients.probe():
-                for name in {name for name, _ in slopes}:
-                    # Readers before and after the rounding get errors that agree in part, so they add up first.
-                    places = [place for place in ((name, False), (name, True)) if place in slopes and place in errors]
-                    power = change_power([slopes[place] for place in places], [errors[place] for place in places])
-                    noise[name] = noise.get(name, 0.0) + power
-                # The arrays of a sample are large. Free each before the next is computed.
-                del slopes
-            del gradients, errors
+            _, parts = next(errors_by_sample)
+            for errors in parts:
+                # Gradients are as large as their tensors, so those of one part are in memory at a time.
+                for slopes in gradients.probe({name for name, _ in errors}):
+                    for name in {name for name, _ in slopes}:
+                        # Readers before and after the rounding get errors that agree in part, so they add up first.
+                        places = [p for p in ((name, False), (name, True)) if p in slopes and p in errors]
+                        power = change_power([slopes[place] for place in places], [errors[place] for place in places])
+                        noise[name] = noise.get(name, 0.0) + power
+                    # Free the arrays before the next are computed.
+                    del slopes
+                del errors
+            del gradients
         return noise
 
     def _errors(
         self, matches: Sequence[ActivationMatch], samples: Samples, count: int
-    ) -> Iterator[tuple[Sample, dict[Place, NDArray[np.float32]]]]:
-        """Yield, for each of `count` samples, the error of the layer alone that computes each tensor.
+    ) -> Iterator[tuple[Sample, Iterator[dict[Place, NDArray[np.float32]]]]]:
+        """Yield, for each of `count` samples, the error of the layer alone that computes each tensor: first those of
+        one part of the tensors (see `parts`), then those of the next.
 
         A tensor in `exact` has two errors: that of the readers before the rounding (True), and that of all others. An
         element is 0 if the difference is NaN or infinite, for example because of a mask.
@@ -365,12 +372,7 @@ class LayerPair:
                 whole = self._whole_runs
                 parts = self.parts(matches, sample) if whole is None else []
                 runs = [LayerRuns(self, part) for part in parts] if whole is None else [whole]
-            errors: dict[Place, NDArray[np.float32]] = {}
-            for run in runs:
-                errors |= _layer_errors(run.run(sample), matches, tensors_exact)
-            yield sample, errors
-            # The caller is done with them, and those of the next sample need their memory.
-            del errors
+            yield sample, map(partial(_layer_errors, sample, matches, tensors_exact), runs)
 
     def attribute_error(
         self, comparison: LayerComparison, outputs: Agreement, samples: Samples, *, limit: int = 10
@@ -513,9 +515,10 @@ class _Disturbed:
 
 
 def _layer_errors(
-    arrays: LayerArrays, matches: Sequence[ActivationMatch], tensors_exact: Collection[str]
+    sample: Sample, matches: Sequence[ActivationMatch], tensors_exact: Collection[str], runs: LayerRuns
 ) -> dict[Place, NDArray[np.float32]]:
-    """Return the errors of the layers that `arrays` contains, as `LayerPair._errors` yields them."""
+    """Return the errors of the layers of one part, as `LayerPair._errors` yields them."""
+    arrays = runs.run(sample)
     errors: dict[Place, NDArray[np.float32]] = {}
     for match in matches:
         if match.name in arrays.alone:
