@@ -69,6 +69,7 @@ from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
 from edgeq.run.session import OptimizationLevel, SessionSettings
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.heap import return_freed_memory
 
 __all__ = [
     "ActivationComparison",
@@ -353,6 +354,7 @@ class LayerPair:
                     # Free the arrays before the next are computed.
                     del slopes
                 del errors
+                return_freed_memory()
             del gradients
         return noise
 

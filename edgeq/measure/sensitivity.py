@@ -38,6 +38,7 @@ from edgeq.model.quant_params import QuantParams
 from edgeq.model.sessions import Loadable, open_in_memory
 from edgeq.run.session import SessionSettings
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.heap import return_freed_memory
 
 SAMPLES = 2
 """Number of samples whose gradients are computed."""
@@ -133,6 +134,7 @@ def follow_gradients(
             yield SampleGradients(sample, values, tuple(sessions.backward.gradients), run)
             # The tensors of the next sample need this memory.
             del values, run
+            return_freed_memory()
             advance(1)
 
 
