@@ -11,7 +11,7 @@ from edgeq_device.system.places import make_scratch
 from edgeq.data.array_store import ArrayStore, count_bytes, count_free_bytes
 from edgeq.data.sample import Sample
 
-_MEMORY = 2**25
+_MEMORY = 2**24
 """Bytes of samples that stay in memory. Samples are read from a file in a fraction of the time of an inference."""
 
 

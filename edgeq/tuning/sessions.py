@@ -14,7 +14,7 @@ from edgeq.run.session import Engines, SessionSettings
 
 MEMORY = 2**27
 """Approximate limit, in bytes, for the sessions that stay open while unused."""
-STORED = 2**26
+STORED = 2**25
 """Bytes of samples and of float32's outputs that stay in memory. Files on the same machine are read in a fraction of
 the time of an inference.
 """
