@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
+# Other files need space beside the arrays.
+_DISK_SHARE = 0.8
 
 
 class ArrayStore:
@@ -33,7 +36,7 @@ class ArrayStore:
 
     def add(self, key: int, arrays: Arrays) -> None:
         """Store the arrays. They must not be changed afterwards."""
-        size = sum(array.nbytes for array in arrays.values())
+        size = count_bytes(arrays)
         # Texts are objects, which have no form on disk without pickle.
         objects = any(array.dtype.hasobject for array in arrays.values())
         if size <= self._free_bytes or self._folder is None or objects:
@@ -78,3 +81,13 @@ class _ArrayView(ArrayStore):
 
     def get(self, key: int) -> Arrays:
         return self._store.get(self._keys[key])
+
+
+def count_bytes(arrays: Arrays) -> int:
+    """Return the size of the arrays."""
+    return sum(array.nbytes for array in arrays.values())
+
+
+def count_free_bytes(folder: Path) -> int:
+    """Return the number of bytes of arrays that may be written to the disk of `folder`."""
+    return int(_DISK_SHARE * shutil.disk_usage(folder).free)

@@ -26,6 +26,7 @@ from edgeq_device.answers.sizes import fill
 from edgeq.data.array_files import ArrayFiles
 from edgeq.data.classes import Classes, count_scores, drop_background, imagenet, load_classes, score_names
 from edgeq.data.fit import check_shapes, count_rows, fit_inputs, fixed_batch
+from edgeq.data.held_samples import HeldSamples
 from edgeq.data.images import Array, Picture, find_frame
 from edgeq.data.labels import LabelOf, Labels, load_labels_from
 from edgeq.data.open_source import Data, OpenedSource, check_selection, open_source
@@ -120,8 +121,7 @@ class SourceSamples(Displayed):
     Attributes:
         notes: decisions and findings made when the samples were opened; the command line prints them.
         preprocess: the preprocessing, or None if the data are already model inputs.
-        hold: largest total size of the inputs, in bytes, for which all samples stay in memory after the first pass.
-            Decoding them again often takes longer than running the model.
+        hold: largest total size of the inputs, in bytes, for which all samples are held after the first pass.
         classes: list of classes that maps class names in labels to numbers, or None to keep the names.
         score_names: names of the model's scores from a list of classes or from class folders, or empty.
     """
@@ -206,20 +206,15 @@ class SourceSamples(Displayed):
         return self._read_samples() if self._cached_samples is None else iter(self._cached_samples)
 
     def _read_samples(self) -> Iterator[Sample]:
-        """Yield all samples. If they are small enough, they are kept for the next pass."""
+        """Yield all samples. If they are small enough, they are held for the next pass."""
         size = fixed_batch(self.signature)
         records = self.opened_source.records.read_records(self.selection)
         samples = (self._make_sample(i, record) for i, record in zip(self.selection, records, strict=True))
-        cache: list[Sample] = []
-        budget = self.hold
+        cache = HeldSamples(self.hold) if self.hold else None
         for sample in samples if size is None else rebatch(samples, size):
-            # The budget is spent in the order of reading. Once it is exceeded, no sample is kept: a partial cache would
-            # help no pass.
-            budget -= sum(array.nbytes for array in sample.inputs.values())
-            if budget >= 0:
-                cache.append(sample)
-            else:
-                cache.clear()
+            # Once a sample does not fit, no sample is held: a partial cache would help no pass.
+            if cache is not None and not cache.add(sample):
+                cache = None
             yield sample
         # The cache is complete only here, after the last sample. An iteration that stops early leaves no trace.
         if cache:
@@ -227,7 +222,7 @@ class SourceSamples(Displayed):
             self.__dict__["_cached_samples"] = cache
 
     @functools.cached_property
-    def _cached_samples(self) -> list[Sample] | None:
+    def _cached_samples(self) -> HeldSamples | None:
         return None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -30,8 +30,10 @@ layer's weights and from the rounding of its result. Each error thus counts only
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -67,6 +69,7 @@ from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
 from edgeq.run.session import OptimizationLevel, SessionSettings
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.heap import return_freed_memory
 
 __all__ = [
     "ActivationComparison",
@@ -87,7 +90,7 @@ __all__ = [
     "weight_values",
     "with_outputs",
 ]
-MEMORY = 2**29
+MEMORY = 2**28
 """Limit in bytes for fetched tensors in memory. If a model needs more, edgeq compares it in several passes."""
 # Number of copies of each tensor in memory. They are the float model's tensor, the quantized model's, the layer's in
 # integers and in float, the rounded input, and one copy in float64, which counts twice.
@@ -100,7 +103,8 @@ _FOLLOWED = 4
 def instrumented_session(
     model: ir.Model | GraphIndex | Loadable, *, optimization: OptimizationLevel, settings: SessionSettings
 ) -> Any:
-    """Open a session of a model in memory. External data is read from the model's data folder.
+    """Open a session of a model in memory. External data is read from the model's data folder. The session keeps no
+    memory between runs.
 
     Of `settings`, only the threads, providers and configuration apply.
     """
@@ -110,6 +114,7 @@ def instrumented_session(
             config=settings.config,
             intra_op_threads=settings.intra_op_threads,
             optimization=optimization,
+            arena=False,
         ),
     )
 
@@ -303,7 +308,8 @@ class LayerPair:
         with self.progress.stage(
             "Following errors to the outputs", min(count, len(samples)) * len(followed)
         ) as advance:
-            for sample, errors in self._errors(followed, samples, count):
+            for sample, parts in self._errors(followed, samples, count):
+                errors = dict(ChainMap(*parts))
                 # The same session runs without errors, so that fusions are the same in both runs.
                 undisturbed = disturbed.run(sample, {})
                 for match in followed:
@@ -334,20 +340,29 @@ class LayerPair:
         noise: dict[str, float] = {}
         options = {"settings": self.settings, "progress": self.progress, **options, "apart": self.exact}
         followers = follow_gradients(self.float_graph, [match.name for match in followed], samples, **options)
-        pairs = zip(followers, self._errors(followed, samples, options.get("count", PROBED)), strict=True)
-        for gradients, (_, errors) in pairs:
-            for slopes in gradients.probe():
-                for name in {name for name, _ in slopes}:
-                    # Readers before and after the rounding get errors that agree in part, so they add up first.
-                    places = [place for place in ((name, False), (name, True)) if place in slopes and place in errors]
-                    power = change_power([slopes[place] for place in places], [errors[place] for place in places])
-                    noise[name] = noise.get(name, 0.0) + power
+        errors_by_sample = self._errors(followed, samples, options.get("count", PROBED))
+        for gradients in followers:
+            _, parts = next(errors_by_sample)
+            for errors in parts:
+                # Gradients are as large as their tensors, so those of one part are in memory at a time.
+                for slopes in gradients.probe({name for name, _ in errors}):
+                    for name in {name for name, _ in slopes}:
+                        # Readers before and after the rounding get errors that agree in part, so they add up first.
+                        places = [p for p in ((name, False), (name, True)) if p in slopes and p in errors]
+                        power = change_power([slopes[place] for place in places], [errors[place] for place in places])
+                        noise[name] = noise.get(name, 0.0) + power
+                    # Free the arrays before the next are computed.
+                    del slopes
+                del errors
+                return_freed_memory()
+            del gradients
         return noise
 
     def _errors(
         self, matches: Sequence[ActivationMatch], samples: Samples, count: int
-    ) -> Iterator[tuple[Sample, dict[Place, NDArray[np.float32]]]]:
-        """Yield, for each of `count` samples, the error of the layer alone that computes each tensor.
+    ) -> Iterator[tuple[Sample, Iterator[dict[Place, NDArray[np.float32]]]]]:
+        """Yield, for each of `count` samples, the error of the layer alone that computes each tensor: first those of
+        one part of the tensors (see `parts`), then those of the next.
 
         A tensor in `exact` has two errors: that of the readers before the rounding (True), and that of all others. An
         element is 0 if the difference is NaN or infinite, for example because of a mask.
@@ -359,15 +374,7 @@ class LayerPair:
                 whole = self._whole_runs
                 parts = self.parts(matches, sample) if whole is None else []
                 runs = [LayerRuns(self, part) for part in parts] if whole is None else [whole]
-            errors: dict[Place, NDArray[np.float32]] = {}
-            for layer_arrays in (run.run(sample) for run in runs):
-                for match in matches:
-                    if match.name in layer_arrays.alone:
-                        exact = layer_arrays.from_rounded[match.name]
-                        errors[match.name, False] = _difference(layer_arrays.alone[match.name], exact)
-                        if match.name in tensors_exact:
-                            errors[match.name, True] = _difference(layer_arrays.raw[match.name], exact)
-            yield sample, errors
+            yield sample, map(partial(_layer_errors, sample, matches, tensors_exact), runs)
 
     def attribute_error(
         self, comparison: LayerComparison, outputs: Agreement, samples: Samples, *, limit: int = 10
@@ -507,6 +514,21 @@ class _Disturbed:
         fed = replace(sample, inputs={**sample.inputs, **self._zeros, **added})
         outputs = infer(self._session, fed, model="the float model")
         return {self._outputs[name]: values for name, values in outputs.items()}
+
+
+def _layer_errors(
+    sample: Sample, matches: Sequence[ActivationMatch], tensors_exact: Collection[str], runs: LayerRuns
+) -> dict[Place, NDArray[np.float32]]:
+    """Return the errors of the layers of one part, as `LayerPair._errors` yields them."""
+    arrays = runs.run(sample)
+    errors: dict[Place, NDArray[np.float32]] = {}
+    for match in matches:
+        if match.name in arrays.alone:
+            exact = arrays.from_rounded[match.name]
+            errors[match.name, False] = _difference(arrays.alone[match.name], exact)
+            if match.name in tensors_exact:
+                errors[match.name, True] = _difference(arrays.raw[match.name], exact)
+    return errors
 
 
 def _difference(values: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.float32]:

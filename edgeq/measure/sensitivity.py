@@ -17,7 +17,7 @@ scores have the same weight. Elements that the basis does not count have no weig
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 from typing import Any, TypedDict, Unpack
@@ -38,6 +38,7 @@ from edgeq.model.quant_params import QuantParams
 from edgeq.model.sessions import Loadable, open_in_memory
 from edgeq.run.session import SessionSettings
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.heap import return_freed_memory
 
 SAMPLES = 2
 """Number of samples whose gradients are computed."""
@@ -73,13 +74,16 @@ class SampleGradients:
     sample: Sample
     values: Tensors
     places: tuple[Place, ...]
-    _run: Callable[[], Iterator[Gradients]]
+    _run: Callable[[Collection[str] | None], Iterator[Gradients]]
 
-    def probe(self) -> Iterator[Gradients]:
+    def probe(self, tensors: Collection[str] | None = None) -> Iterator[Gradients]:
         """Yield the gradients of each direction. The sum of `change_power` over all directions and samples is the
-        noise of an error.
+        noise of an error. Each call has the same directions.
+
+        Args:
+            tensors: the tensors whose gradients are returned; None for all. Gradients are as large as their tensors.
         """
-        return self._run()
+        return self._run(tensors)
 
 
 def follow_gradients(
@@ -112,21 +116,26 @@ def follow_gradients(
     chosen = list(spread_over(samples, count))
     if not chosen:
         raise DataError(f"{samples.source}: no samples to follow errors on", "Point ⟨data⟩ at samples")
+    # Without an arena: for a few runs that return most tensors, it would keep several times their size.
+    settings = replace(settings or SessionSettings(), arena=False)
     forward = _Forward(graph, settings)
-    backward: Backward | None = None
-    session: Any = None
+    sessions: _GradientSessions | None = None
     weights: list[dict[str, NDArray[np.float32]]] = []
-    with progress.stage("Following errors to the outputs", len(chosen) * probes) as advance:
+    with progress.stage("Following errors to the outputs", len(chosen)) as advance:
         for place, sample in enumerate(chosen):
             values = forward.run(sample)
-            if backward is None or not backward.serves(values):
-                backward = build_backward(graph, tensors, values, apart)
-                session = open_in_memory(backward.model, settings)
-                names = tuple(backward.directions)
+            if sessions is None or not sessions.backward.serves(values):
+                sessions = _GradientSessions(build_backward(graph, tensors, values, apart), settings)
+                names = tuple(sessions.backward.directions)
                 runs = [values if k == place else forward.run(s, names) for k, s in enumerate(chosen)]
                 weights = _weigh(names, runs, chosen, basis, probes)
-            run = _Probes(backward, session, values, weights[place], probes, (seed, place), advance)
-            yield SampleGradients(sample, values, tuple(backward.gradients), run)
+                del runs
+            run = _Probes(sessions, values, weights[place], probes, (seed, place))
+            yield SampleGradients(sample, values, tuple(sessions.backward.gradients), run)
+            # The tensors of the next sample need this memory.
+            del values, run
+            return_freed_memory()
+            advance(1)
 
 
 def change_power(slopes: Sequence[NDArray[np.float32]], errors: Sequence[NDArray[Any]]) -> float:
@@ -288,23 +297,53 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _Probes:
-    backward: Backward
-    session: Any
+    sessions: _GradientSessions
     values: Tensors
     weights: Tensors
     count: int
     seed: tuple[int, int]
-    advance: Callable[[int], None]
 
-    def __call__(self) -> Iterator[Gradients]:
-        rng, feed = np.random.default_rng(self.seed), self.backward.feed(self.values)
+    def __call__(self, tensors: Collection[str] | None) -> Iterator[Gradients]:
+        session, places = self.sessions.open(tensors)
+        if not places:
+            return
+        rng, backward = np.random.default_rng(self.seed), self.sessions.backward
+        values = backward.feed(self.values)
+        feed = {entry.name: values.get(entry.name) for entry in session.get_inputs()}
         for _ in range(self.count):
             for name, weight in self.weights.items():
                 signs = rng.integers(0, 2, weight.shape, np.int8) * 2 - 1
-                feed[self.backward.directions[name]] = np.asarray(signs * weight, np.float32)
-            results = run_feed(self.session, None, feed, "a direction", model="the gradients")
-            yield dict(zip(self.backward.gradients, map(_finite, results), strict=True))
-            self.advance(1)
+                if backward.directions[name] in feed:
+                    feed[backward.directions[name]] = np.asarray(signs * weight, np.float32)
+            # A variable would hold the gradients until those of the next direction are there.
+            yield dict(zip(places, map(_finite, _fetch(session, feed)), strict=True))
+
+
+def _fetch(session: Any, feed: Mapping[str, Any]) -> Sequence[NDArray[np.float32]]:
+    return run_feed(session, None, feed, "a direction", model="the gradients")
+
+
+class _GradientSessions:
+    """Open a session for the gradients of each group of tensors, with only the nodes that these gradients need.
+
+    Attributes:
+        backward: the model of all gradients.
+    """
+
+    def __init__(self, backward: Backward, settings: SessionSettings) -> None:
+        self.backward = backward
+        self._model = Loadable.of(backward.model)
+        self._settings = settings
+        self._opened: dict[tuple[Place, ...], Any] = {}
+
+    def open(self, tensors: Collection[str] | None) -> tuple[Any, tuple[Place, ...]]:
+        """Return a session and the places of its outputs. Without places, the session is None."""
+        gradients = self.backward.gradients
+        places = tuple(place for place in gradients if tensors is None or place[0] in tensors)
+        if places and places not in self._opened:
+            part = self._model.only([gradients[place] for place in places], inputs=())
+            self._opened[places] = part.open(self._settings)
+        return self._opened.get(places), places
 
 
 def _finite(array: NDArray[np.float32]) -> NDArray[np.float32]:

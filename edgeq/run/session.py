@@ -47,6 +47,8 @@ class SessionSettings:
         precision: precision of the model's float operators in the engine.
         draws: whether random operators draw other numbers in each run, as they do on a device. Otherwise they have the
             same numbers in each session, so that outputs can be compared (`edgeq.run.draws`).
+        arena: whether the session keeps the memory of a run for the next one. This saves time in repeated runs. A
+            session that returns many tensors would keep a multiple of them.
     """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
@@ -58,6 +60,7 @@ class SessionSettings:
     engine: EngineSpec | None = None
     precision: str = FLOAT
     draws: bool = field(default=False, metadata=NOT_WRITTEN)
+    arena: bool = field(default=True, metadata=NOT_WRITTEN)
 
     def __post_init__(self) -> None:
         # Sort the keys, so that equal settings give the same record.
@@ -211,7 +214,7 @@ def _build_options(ort: Any, settings: SessionSettings) -> Any:
     config = {**BRIEF_SPIN, **settings.config}
     threads, level = settings.intra_op_threads, settings.optimization
     with device_errors():
-        options = session_options(ort, config=config, threads=threads, optimization=level)
+        options = session_options(ort, config=config, threads=threads, optimization=level, arena=settings.arena)
     if settings.save_optimized_to is not None:
         options.optimized_model_filepath = os.fspath(settings.save_optimized_to)
     if settings.profile_prefix is not None:

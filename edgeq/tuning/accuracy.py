@@ -33,7 +33,7 @@ from edgeq.tuning.batches import can_batch, find_batch_size, infer_all, join_out
 from edgeq.tuning.measurements import Assessment
 from edgeq.tuning.recover.layer_noise import ColumnNoise
 from edgeq.tuning.sample_store import SampleStore
-from edgeq.tuning.sessions import MEMORY
+from edgeq.tuning.sessions import STORED
 from edgeq.util.display import SILENT, Progress
 
 _BATCH_TEST_SAMPLES = 4
@@ -65,7 +65,7 @@ class AccuracyMeter:
         basis: Basis = EVERYTHING,
         sliced: bool = True,
         float_outputs: ArrayStore | None = None,
-        memory: int = MEMORY,
+        memory: int = STORED,
         progress: Progress = SILENT,
     ) -> None:
         self._task = task

@@ -47,7 +47,7 @@ from edgeq.tuning.measurements import Assessment, Screening
 from edgeq.tuning.ranking import SCREENED, LayerRanker
 from edgeq.tuning.recover.methods import recoveries, recovery_groups
 from edgeq.tuning.recover.run import find_ineffective
-from edgeq.tuning.sessions import MEMORY, SessionPool, model_to_judge, open_once
+from edgeq.tuning.sessions import STORED, SessionPool, model_to_judge, open_once
 from edgeq.tuning.space import Candidate
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
@@ -104,7 +104,7 @@ class LocalEvaluator:
         repairs: bool = False,
         profiled: bool = False,
         batched: bool = False,
-        memory: int = MEMORY,
+        memory: int = STORED,
         engines: Engines | None = None,
         clock: Clock | None = None,
         progress: Progress = SILENT,

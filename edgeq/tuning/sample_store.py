@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgeq.data.array_store import ArrayStore
+from edgeq.data.array_store import ArrayStore, count_bytes, count_free_bytes
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples
 from edgeq.errors import DataError
-from edgeq.tuning.sessions import MEMORY
+from edgeq.tuning.sessions import STORED
 from edgeq.util.display import SILENT, Progress
-
-# Files of the builds need space beside the samples.
-_DISK_SHARE = 0.8
 
 
 class SampleStore:
     """Store samples by their position in the shuffled order. The iterator returns them in the order of the source."""
 
-    def __init__(self, samples: Samples, folder: Path, *, memory: int = MEMORY, progress: Progress = SILENT) -> None:
+    def __init__(self, samples: Samples, folder: Path, *, memory: int = STORED, progress: Progress = SILENT) -> None:
         self.source, self.digest = samples.source, samples.digest
         self._arrays = ArrayStore(folder, memory)
         self._without_inputs: list[Sample] = []
@@ -66,9 +62,9 @@ class SampleStore:
 
 def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
     """Refuse samples that would fill the disk, assuming that each is as large as the first."""
-    disk_bytes = sum(array.nbytes for array in sample.inputs.values()) * count - memory
-    free = shutil.disk_usage(folder).free
-    if disk_bytes > _DISK_SHARE * free:
+    disk_bytes = count_bytes(sample.inputs) * count - memory
+    free = count_free_bytes(folder)
+    if disk_bytes > free:
         raise DataError(
             f"{source}: {count} samples take {disk_bytes / 1e9:.1f} GB of temporary space, of {free / 1e9:.1f} GB free",
             "Give fewer validation samples, or set TMPDIR to a larger disk",

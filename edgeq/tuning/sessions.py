@@ -13,8 +13,10 @@ from edgeq.model.files import model_bytes
 from edgeq.run.session import Engines, SessionSettings
 
 MEMORY = 2**27
-"""Approximate limit, in bytes, for the sessions that stay open while unused. Samples and float32's outputs in memory
-have the same limit: files on the same machine are read in a fraction of the time of an inference.
+"""Approximate limit, in bytes, for the sessions that stay open while unused."""
+STORED = 2**25
+"""Bytes of samples and of float32's outputs that stay in memory. Files on the same machine are read in a fraction of
+the time of an inference.
 """
 _BYTES_WITHOUT_WEIGHTS = 2**23
 

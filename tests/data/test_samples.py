@@ -18,6 +18,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from data.helpers import IMAGE_MODEL, encoded, floats, pixels, save_image, signature, spec
+from edgeq.data import held_samples
 from edgeq.data.preprocess import register as register_preprocess
 from edgeq.data.samples import Samples, SourceSamples, open_samples
 from edgeq.errors import DataError, UsageError
@@ -210,10 +211,12 @@ def test_memory_stays_flat_over_a_large_file(tmp_path: Path) -> None:
     assert peak < 2 << 20  # the file has 20 MB
 
 
+@pytest.mark.parametrize("memory", [0, 2**20])
 @pytest.mark.parametrize(("hold", "times"), [(0, 2), (3 * 8 * 8 * 4, 2), (2 * 3 * 8 * 8 * 4, 1)])
 def test_few_samples_are_decoded_once_where_that_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: int, times: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: int, times: int, memory: int
 ) -> None:
+    monkeypatch.setattr(held_samples, "_MEMORY", memory)
     for name in "ab":
         save_image(tmp_path / f"{name}.png", seed=ord(name))
     opened = open_samples(tmp_path, IMAGE_MODEL, preprocess=SCALE)

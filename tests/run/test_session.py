@@ -53,6 +53,11 @@ def test_threads_sleep_soon_after_a_run_unless_set_otherwise() -> None:
         assert options.get_session_config_entry(key) == expected
 
 
+def test_a_session_keeps_memory_between_runs_unless_set_otherwise() -> None:
+    for settings, expected in ((SessionSettings(), True), (SessionSettings(arena=False), False)):
+        assert open_session(demo.MODEL, settings).get_session_options().enable_cpu_mem_arena is expected
+
+
 def test_no_optimization_means_none(tmp_path: Path) -> None:
     optimized = tmp_path / "optimized.onnx"
     open_session(demo.MODEL, SessionSettings(optimization="none", save_optimized_to=optimized))

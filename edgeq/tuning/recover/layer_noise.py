@@ -26,6 +26,7 @@ from edgeq.model.load import read_unchecked
 from edgeq.model.prepare import PreparedModel
 from edgeq.tuning.float_layers import RankedLayer
 from edgeq.tuning.recover.units import find_units
+from edgeq.util.heap import return_freed_memory
 
 # Outputs with at least this many rows are compared by column, because a column may be a coordinate or a score.
 _ROWS = 64
@@ -57,6 +58,7 @@ def rank_layers(
     pair = LayerPair(source, quantized, settings=settings, memory=memory)
     matched = {match.name for match in pair.matches}
     noise = pair.output_noise(samples, **options)
+    return_freed_memory()
     units = [unit for unit in find_units(prepared.model) if not matched.isdisjoint(unit.tensors)]
     ranked = [RankedLayer(u.name, u.nodes, sum(noise.get(tensor, 0.0) for tensor in u.tensors)) for u in units]
     return tuple(sorted(ranked, key=lambda r: -r.noise))

@@ -42,7 +42,9 @@ MOST_THREADS = 1024
 """Maximum number of threads. ONNX Runtime sets no limit, but with tens of thousands it hangs or aborts the process."""
 
 
-def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, optimization: str = "all") -> Any:
+def session_options(
+    ort: Any, *, config: Mapping[str, str], threads: int = 0, optimization: str = "all", arena: bool = True
+) -> Any:
     """Return an `onnxruntime.SessionOptions` that logs only errors that end the process.
 
     Args:
@@ -50,6 +52,7 @@ def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, op
         config: session configuration entries.
         threads: number of intra-op threads; 0 leaves it to ONNX Runtime.
         optimization: a key of `LEVELS`.
+        arena: whether the session keeps the memory of a run for the next one.
 
     Raises:
         KeyError: there is no such level.
@@ -61,6 +64,7 @@ def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, op
     # ONNX Runtime also raises the errors that it logs, and edgeq reports each in one line
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
+    options.enable_cpu_mem_arena = arena
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[optimization])
     for key, value in sorted(config.items()):
         options.add_session_config_entry(key, value)
