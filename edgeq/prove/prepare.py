@@ -57,7 +57,7 @@ from edgeq.util.display import Progress
 _HELD_BYTES = 2**28
 # The maximum numbers of bytes of the float model's outputs in memory and on disk, and of the share of the free disk. A
 # model runs again on the samples whose outputs exceed them.
-_OUTPUT_BYTES, _DISK_BYTES, _DISK_SHARE = 2**26, 2**31, 0.25
+_OUTPUT_BYTES, _DISK_BYTES, _DISK_SHARE = 2**25, 2**31, 0.25
 
 
 def prepare(
