@@ -82,8 +82,8 @@ class LocalEvaluator:
             exception: if there are labels and recoveries can edit what ships, a loss is the larger of this figure and
             the loss to expect on other samples.
         repairs: whether a poor build is repaired. If so, a loss is the loss to expect on other samples or, without
-            labels, noise. Layers are ranked by tensors alone. A file that the target's
-            onnxruntime cannot run is not a candidate.
+            labels, noise. Layers are ranked by tensors alone. A file that the target's onnxruntime cannot run is not a
+            candidate.
         profiled: whether this machine's profile prices layers in float although speed is counted.
         batched: whether to time batches of 8, for throughput, if the model's first axis is free.
         memory: bytes of samples and float32 outputs to keep in memory.
