@@ -19,7 +19,7 @@ class ArrayStore:
     """Store dicts of arrays under integer keys.
 
     Args:
-        folder: folder for arrays that exceed `memory`; it is created if necessary. None stores everything in memory.
+        folder: folder for arrays that exceed `memory`; it is created when they do. None stores everything in memory.
         memory: bytes of arrays to store in memory.
         disk: bytes of arrays to store on disk. What exceeds them is not stored.
     """
@@ -28,8 +28,6 @@ class ArrayStore:
         self._folder = folder
         self._free_bytes, self._free_disk = memory, disk
         self._in_memory: dict[int, Arrays] = {}
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
 
     def __contains__(self, key: int) -> bool:
         return key in self._in_memory or (self._folder is not None and self._file(key).exists())
@@ -46,6 +44,7 @@ class ArrayStore:
         if size > self._free_disk:
             return
         self._free_disk -= size
+        self._folder.mkdir(parents=True, exist_ok=True)
         # An archive of numpy's would compute checksums, which takes three times as long.
         with self._file(key).open("wb") as file:
             for array in (np.array(list(arrays)), *arrays.values()):

@@ -121,7 +121,7 @@ class SourceSamples(Displayed):
     Attributes:
         notes: decisions and findings made when the samples were opened; the command line prints them.
         preprocess: the preprocessing, or None if the data are already model inputs.
-        hold: largest total size of the inputs, in bytes, for which all samples are held after the first pass.
+        hold: a folder in which the inputs are held after the first pass, unless they are too many; None holds none.
         classes: list of classes that maps class names in labels to numbers, or None to keep the names.
         score_names: names of the model's scores from a list of classes or from class folders, or empty.
     """
@@ -131,7 +131,7 @@ class SourceSamples(Displayed):
     opened_source: OpenedSource
     selection: Sequence[int]
     labels: LabelOf | None
-    hold: int = 0
+    hold: Path | None = None
     classes: Classes | None = None
     score_names: tuple[str, ...] = ()
 
@@ -210,7 +210,7 @@ class SourceSamples(Displayed):
         size = fixed_batch(self.signature)
         records = self.opened_source.records.read_records(self.selection)
         samples = (self._make_sample(i, record) for i, record in zip(self.selection, records, strict=True))
-        cache = HeldSamples(self.hold) if self.hold else None
+        cache = HeldSamples(self.hold) if self.hold is not None else None
         for sample in samples if size is None else rebatch(samples, size):
             # Once a sample does not fit, no sample is held: a partial cache would help no pass.
             if cache is not None and not cache.add(sample):
@@ -226,8 +226,9 @@ class SourceSamples(Displayed):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers read the files themselves. Sending cached samples to them would copy the whole data set.
-        return {key: value for key, value in self.__dict__.items() if key != "_cached_samples"}
+        # Workers read the files themselves. Sending cached samples to them would copy the whole data set, and the
+        # folder may be on another machine.
+        return {key: value for key, value in self.__dict__.items() if key != "_cached_samples"} | {"hold": None}
 
     def digest(self) -> str:
         """Return the SHA-256 (hex) of the files of the chosen samples, the selection, and the preprocessing."""

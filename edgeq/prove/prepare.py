@@ -53,8 +53,6 @@ from edgeq.run.session import open_session
 from edgeq.signature import Signature
 from edgeq.util.display import Progress
 
-# The maximum number of bytes of decoded samples that stay in memory from the calibration to the proof.
-_HELD_BYTES = 2**28
 # The maximum numbers of bytes of the float model's outputs in memory and on disk, and of the share of the free disk. A
 # model runs again on the samples whose outputs exceed them.
 _OUTPUT_BYTES, _DISK_BYTES, _DISK_SHARE = 2**25, 2**31, 0.25
@@ -145,7 +143,7 @@ def prepare(
             model=model,
             progress=progress,
         )
-        return replace(samples, hold=_HELD_BYTES) if isinstance(samples, SourceSamples) else samples
+        return replace(samples, hold=workdir) if isinstance(samples, SourceSamples) else samples
 
     # The proof's samples come first: their labels decide the preprocessing, which both sets then share.
     proof_samples = open_data(proof_data)

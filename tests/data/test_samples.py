@@ -217,11 +217,13 @@ def test_few_samples_are_decoded_once_where_that_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: int, times: int, memory: int
 ) -> None:
     monkeypatch.setattr(held_samples, "_MEMORY", memory)
+    monkeypatch.setattr(held_samples, "_LIMIT", hold)
     for name in "ab":
         save_image(tmp_path / f"{name}.png", seed=ord(name))
     opened = open_samples(tmp_path, IMAGE_MODEL, preprocess=SCALE)
     assert isinstance(opened, SourceSamples)
-    samples = dataclasses.replace(opened, hold=hold)
+    (tmp_path / "held").mkdir()
+    samples = dataclasses.replace(opened, hold=tmp_path / "held")
     read: list[str] = []
     prepare = SourceSamples._prepare
 
@@ -234,7 +236,7 @@ def test_few_samples_are_decoded_once_where_that_is_wanted(
     first, second = fed(samples), fed(samples)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     assert [name for name in read if name == "b.png"] == ["b.png"] * times
-    assert len(pickle.dumps(samples)) < len(pickle.dumps(opened)) + 8, "what is held is not sent to workers"
+    assert len(pickle.dumps(samples)) == len(pickle.dumps(opened)), "what is held is not sent to workers"
 
 
 def test_user_functions(tmp_path: Path) -> None:
