@@ -18,6 +18,7 @@ from edgeq.calibration.statistics import Float32s
 from edgeq.data.samples import Samples, places
 from edgeq.model.prepare import PreparedModel
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.heap import return_freed_memory
 
 DRAWN_SAMPLES = 16
 """Number of samples from which rows are drawn, spread evenly over all samples."""
@@ -82,6 +83,8 @@ def observe_channels(
                 if number in drawn and table.size:
                     rows[name].append(_draw(table, np.random.default_rng(number)))
             advance(1)
+    # The tensors of all samples have come and gone.
+    return_freed_memory()
     return {
         name: ChannelValues(
             *(np.stack(ends) for ends in zip(*extrema[name], strict=True)),

@@ -41,6 +41,7 @@ from edgeq.tuning.recover.patch_moments import PatchMoments, PatchSums
 from edgeq.tuning.recover.quantized_file import IntegerLayer, QuantizedFile
 from edgeq.tuning.recover.stepper import Stepper
 from edgeq.util.display import Progress
+from edgeq.util.heap import return_freed_memory
 
 _SAMPLES = (16, 32)
 """Smallest and largest number of samples, spread evenly over all samples."""
@@ -84,6 +85,8 @@ class SequentialCorrection(Recovery):
         count = int(np.clip(_MACS // max(1, macs), *_SAMPLES))
         correction = LayerCorrection(state.prepared, file, state.scheme)
         correction.run(integers, list(spread(samples, count)), progress)
+        # The activations of all samples were in memory, and the judging needs memory of other sizes.
+        return_freed_memory()
         path = workdir / state.artifact.model.name
         file.save(path)
         return state.replace(artifact=replace(state.artifact, model=path)).note(
