@@ -88,5 +88,6 @@ def count_bytes(arrays: Arrays) -> int:
 
 
 def count_free_bytes(folder: Path) -> int:
-    """Return the number of bytes of arrays that may be written to the disk of `folder`."""
-    return int(_DISK_SHARE * shutil.disk_usage(folder).free)
+    """Return the number of bytes of arrays that may be written to `folder`, which need not exist yet."""
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return int(_DISK_SHARE * shutil.disk_usage(existing).free)

@@ -21,7 +21,7 @@ class HeldSamples:
     """Hold samples in their order. Beyond `_MEMORY`, their inputs are on disk.
 
     Args:
-        folder: an existing folder for the inputs. Whoever made it deletes it.
+        folder: folder for the inputs. Its owner deletes it.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -137,7 +137,7 @@ class LocalEvaluator:
             if self._worker_job is None:
                 progress.note("workers cannot read the validation samples themselves: accuracy is measured here")
         self.total = self._accuracy.total
-        (workdir / "recover").mkdir()
+        (workdir / "recover").mkdir(parents=True)
         self.builder = CandidateBuilder(job, target, workdir / "recover", progress)
         self._engines = engines or Engines()
         self._sessions = SessionPool(self._engines)

@@ -63,7 +63,7 @@ class SampleStore:
 def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
     """Refuse samples that would fill the disk, assuming that each is as large as the first."""
     disk_bytes = count_bytes(sample.inputs) * count - memory
-    free = count_free_bytes(folder.parent)
+    free = count_free_bytes(folder)
     if disk_bytes > free:
         raise DataError(
             f"{source}: {count} samples take {disk_bytes / 1e9:.1f} GB of temporary space, of {free / 1e9:.1f} GB free",

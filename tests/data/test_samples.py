@@ -222,7 +222,6 @@ def test_few_samples_are_decoded_once_where_that_is_wanted(
         save_image(tmp_path / f"{name}.png", seed=ord(name))
     opened = open_samples(tmp_path, IMAGE_MODEL, preprocess=SCALE)
     assert isinstance(opened, SourceSamples)
-    (tmp_path / "held").mkdir()
     samples = dataclasses.replace(opened, hold=tmp_path / "held")
     read: list[str] = []
     prepare = SourceSamples._prepare
