@@ -198,15 +198,16 @@ def closest(given: str, known: Iterable[str], otherwise: str, *, most: int = 1) 
     return f"Did you mean {', '.join(close)}?" if close else otherwise
 
 
-def suggest(given: str, known: Iterable[str]) -> str:
-    """Return a fix for an unknown name: "Did you mean …?" with similar names, or all of `known` if none is similar.
+def suggest(given: str, known: Iterable[str], *, listing: str = "") -> str:
+    """Return a fix for an unknown name: "Did you mean …?" with similar names. If none is similar, return `listing`, or
+    without it all of `known`.
 
     A name also counts as similar if it contains the given text, ignoring separators: "pi5" matches "raspberry-pi-5".
     """
     names, part = sorted(set(known) - {"*"}), _joined(given)
     matches = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]
     matches = matches or difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
-    return f"Did you mean {' or '.join(matches)}?" if matches else f"Known: {', '.join(names)}"
+    return f"Did you mean {' or '.join(matches)}?" if matches else listing or f"Known: {', '.join(names)}"
 
 
 def _joined(name: str) -> str:

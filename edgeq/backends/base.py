@@ -206,6 +206,14 @@ class Backend:
         """
         raise NotImplementedError
 
+    def check_packages(self) -> None:
+        """Refuse to build on a machine without the packages that every build needs. edgeq calls this before any other
+        work.
+
+        Raises:
+            RuntimeUnavailableError: a package is not installed; the message shows the command that installs it.
+        """
+
     def build(
         self,
         prepared: PreparedModel,

@@ -37,7 +37,7 @@ def check_cryptography() -> None:
         import cryptography  # noqa: F401
     except ImportError as error:
         raise RuntimeUnavailableError(
-            "signing and verifying certificates need cryptography", "Install it: pip install 'edgeq[sign]'"
+            "signing and verifying certificates need cryptography", "Install it: pip install cryptography"
         ) from error
 
 

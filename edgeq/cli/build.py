@@ -456,12 +456,22 @@ def _search_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     yield f"{len(record['trials'])} forms in {record['elapsed_s']:.0f} s"
 
 
+def _draw_verdict(record: Mapping[str, Any], *, verbose: bool) -> Lines:
+    """Yield the result in one sentence, then doubts and needs. With `verbose`, yield every sentence."""
+    verdict = list(record["verdict"])
+    # The error that ends the command says that the goal is missed.
+    if not record["goal_met"]:
+        verdict.pop(0)
+    if record["chosen"]:
+        speed, loss, *verdict = verdict
+        yield styled(f"{speed}; {loss}", "bold")
+    yield from verdict if verbose else (*record["doubts"], *record["needed"])
+
+
 def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     from edgeq_device.measure.claim import Claim
 
-    verdict, *details = record["verdict"]
-    yield styled(verdict, "bold")
-    yield from details
+    yield from _draw_verdict(record, verbose=verbose)
     # The ratio and the milliseconds of a row come from the same runs. Two rows may come from different series of runs.
     heads = ("", "times float32", "interval, milliseconds", "points lost", "at most", "MB", "")
     rows = []
@@ -469,15 +479,19 @@ def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     if timing := float32["timing"]:
         latency = f"{timing['latency']['p50_ms']:.3g} ms"
         rows.append(("float32", "1.00", latency, "0.00", "", f"{float32['bytes'] / 1e6:.2f}", ""))
-    front = [c for c in record["candidates"] if c["pareto"] or c["status"] == "chosen"]
-    for candidate in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"]) if c["timing"] else 0.0):
+    roles = {name: f"runner-up in {engine}" for engine, name in record["runners_up"].items()}
+    names = {record["chosen"], *roles}
+    shown = [c for c in record["candidates"] if c["name"] in names or (verbose and c["pareto"])]
+    for candidate in sorted(shown, key=lambda c: float(c["timing"]["latency"]["p50_ms"]) if c["timing"] else 0.0):
         claim = Claim.from_record(candidate["timing"]["speedup"]) if candidate["timing"] else Claim()
         about = claim.estimated
         times = f"{claim.interval[0]:.2f}" if claim.interval else f"about {about[0]:.2f}" if about else "not known"
-        losses = (f"{100 * candidate['accuracy'][name]:.2f}" for name in ("drop", "bound"))
+        accuracy = candidate["accuracy"]
+        losses = (f"{100 * accuracy[name]:.2f}" if accuracy else "" for name in ("drop", "bound"))
         size = f"{candidate['screening']['bytes'] / 1e6:.2f}"
-        rows.append((candidate["name"], times, claim.figures(), *losses, size, candidate["status"]))
-    yield table(heads, rows, title="Pareto front", title_justify="left")
+        role = roles.get(candidate["name"], candidate["status"])
+        rows.append((candidate["name"], times, claim.figures(), *losses, size, role))
+    yield table(heads, rows)
     lost = [c for c in record["candidates"] if c["status"] != "chosen"]
     if verbose:
         yield from (f"{candidate['name']}: {candidate['reason']}" for candidate in lost)

@@ -25,6 +25,7 @@ from edgeq_device.answers.sizes import fill
 
 from edgeq.data.array_files import ArrayFiles
 from edgeq.data.classes import Classes, count_scores, drop_background, imagenet, load_classes, score_names
+from edgeq.data.files import ImageFiles
 from edgeq.data.fit import check_shapes, count_rows, fit_inputs, fixed_batch
 from edgeq.data.held_samples import HeldSamples
 from edgeq.data.images import Array, Picture, find_frame
@@ -33,6 +34,7 @@ from edgeq.data.open_source import Data, OpenedSource, check_selection, open_sou
 from edgeq.data.preprocess import Preprocess
 from edgeq.data.records import FileList, Record
 from edgeq.data.sample import Sample, plain_label
+from edgeq.data.source_options import SourceOptions
 from edgeq.distributed.workers import Workers
 from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature
@@ -192,6 +194,12 @@ class SourceSamples(Displayed):
         """Return the file of each chosen record, or an empty list if the records do not have one file each."""
         of = self.opened_source.files()
         return [of[index] for index in self.selection] if of else []
+
+    def prepared_by(self, preprocess: Preprocess) -> SourceSamples | None:
+        """Return the same images with another preprocessing, or None if it could choose other records."""
+        if not isinstance(self.opened_source.records, ImageFiles) or preprocess.source != SourceOptions():
+            return None
+        return replace(self, opened_source=replace(self.opened_source, preprocess=preprocess))
 
     def records(self, span: range) -> SourceSamples:
         """Return the samples that consist of the records in the range `span`."""
@@ -481,8 +489,9 @@ def spread(total: int, count: int, groups: Sequence[Any] = ()) -> list[int]:
         share, remainder = divmod(remaining, len(short))
         # The remainder first goes to the groups that have the fewest places, so that no class gets two before another
         # gets one.
-        smallest = [group for group in short if shares[group] == min(shares[peer] for peer in short)]
-        larger = [group for group in short if group not in smallest]
+        least = min(shares[group] for group in short)
+        smallest = [group for group in short if shares[group] == least]
+        larger = [group for group in short if shares[group] > least]
         extra = {smallest[place] for place in places(len(smallest), min(remainder, len(smallest)))}
         extra |= {larger[place] for place in places(len(larger), remainder - len(extra))}
         for group in short:

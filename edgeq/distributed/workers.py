@@ -394,7 +394,7 @@ def open_workers(workers: int | str | Workers | None, modules: Sequence[str] = (
         except ImportError as error:
             raise RuntimeUnavailableError(
                 f"⟨workers⟩ needs Dask with TLS, which cannot be imported ({error})",
-                "Install it: pip install 'edgeq[distributed]'",
+                "Install it: pip install distributed cryptography",
             ) from error
         stack.enter_context(dask.config.set({**_CONFIG, **settings}))
         client = thread.submit(_connect, text, stack)

@@ -609,7 +609,9 @@ def _select_variants(bundle: Bundle, target: Target, name: str | None) -> Iterat
 
     If an installed plug-in runs that variant, also yield the variant that the runner selects without plug-ins.
     """
-    local_device, simulated = read_device(), load_engines().get(target.emulate.get("simulator", ""))
+    # The device has its engine, whatever is installed here.
+    engine_name = target.device.get("engine", target.emulate.get("simulator", ""))
+    local_device, simulated = read_device(), load_engines().get(engine_name)
     device = Device(
         architecture=target.architecture,
         features=target.features,

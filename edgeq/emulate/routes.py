@@ -553,7 +553,7 @@ class Status:
 
 
 def read_status(simulators: Mapping[str, Simulator] | None = None) -> Status:
-    """Return how this machine can run the kernels of each target. The function starts no kernels."""
+    """Return how this machine can run the kernels of each target. It opens simulators, but runs nothing in them."""
     machine = detect_machine()
     machines = {
         name: (find_qemu(emulator), load_sysroot(emulator) if emulator.sysroot is not None else None)
@@ -561,6 +561,16 @@ def read_status(simulators: Mapping[str, Simulator] | None = None) -> Status:
     }
     # The machine was detected above, so "auto" needs no second detection.
     targets = load_targets(machine)
-    return Status(
-        home(), machines, {name: choose_route(t, machine, simulators=simulators) for name, t in targets.items()}
-    )
+    routes = {name: choose_route(target, machine, simulators=simulators) for name, target in targets.items()}
+    return Status(home(), machines, {name: _check_simulator(route) for name, route in routes.items()})
+
+
+def _check_simulator(route: ExecutionRoute) -> ExecutionRoute:
+    """Return `route`, or what is missing if the packages of its simulator are not installed."""
+    if route.where != MODELLED or route.start is None:
+        return route
+    try:
+        with route.start():
+            return route
+    except RuntimeUnavailableError as error:
+        return ExecutionRoute(NOT_RUN, "", error.text)

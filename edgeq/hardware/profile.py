@@ -244,8 +244,17 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class DeviceFile(Choices):
-    """Define the keys that every target may have."""
+    """Define the keys that every target may have.
 
+    Attributes:
+        aliases: other names that people type for the device. Several targets may have the same alias; edgeq then names
+            them all.
+        nearest_for: names of devices that edgeq has no target for, without separators and capitals, each with the
+            reason. The error for such a name names this target.
+    """
+
+    aliases: tuple[Text, ...] = ()
+    nearest_for: Mapping[str, Text] | None = None
     features: tuple[str, ...] = ()
     runtime: Runtime | None = None
     device: DeviceFacts | None = None

@@ -7,6 +7,7 @@ profile's choices. A target that extends "auto" gets the profile that fits this 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,12 +109,35 @@ def find_target(name: str, machine: Machine | None = None) -> Target:
         return _build(documents[target_name], profiles, machine)
     if target_name in profiles:
         return _build_from_profile(build_profile(inherit(profiles[target_name], profiles)))
-    raise HardwareError(f"unknown target or profile {name!r}", suggest(name, [*documents, *profiles, AUTO]))
+    titles = {key: document.content["title"] for key, document in documents.items() if _has_alias(document, name)}
+    if len(titles) == 1:
+        return _build(documents[next(iter(titles))], profiles, machine)
+    if titles:
+        choices = "; ".join(f"{key} ({title})" for key, title in titles.items())
+        raise HardwareError(f"{name} can be several targets", f"Choose one: {choices}")
+    for key, document in documents.items():
+        reason = document.content.get("nearest_for", {}).get(_fold(name))
+        if reason is not None:
+            raise HardwareError(f"edgeq has no target for {name}: {reason}", f"The nearest target is {key}")
+    fix = suggest(name, [*documents, *profiles, AUTO], listing="List them with `edgeq info targets`")
+    raise HardwareError(f"unknown target or profile {name!r}", fix)
 
 
 def is_known(name: str) -> bool:
-    """Return whether `find_target` knows the name."""
-    return name == AUTO or name in _load_target_documents() or name in _load_profile_documents()
+    """Return whether `find_target` knows the name, or an alias of exactly one target."""
+    documents = _load_target_documents()
+    if name == AUTO or name in documents or name in _load_profile_documents():
+        return True
+    return sum(_has_alias(document, name) for document in documents.values()) == 1
+
+
+def _has_alias(document: Document, name: str) -> bool:
+    return _fold(name) in map(_fold, document.content.get("aliases", ()))
+
+
+def _fold(name: str) -> str:
+    """Return a name without separators and capitals, because people type a device's name in many ways."""
+    return re.sub(r"[\W_]", "", name.lower())
 
 
 def runs_natively(target: Target, machine: Machine) -> bool:

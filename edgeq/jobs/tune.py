@@ -473,10 +473,11 @@ def _judge(plan: _TunePlan, run: Run, outcome: Outcome, record: Mapping[str, Any
 
 
 def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
-    """Return one line that states why the goal was not met."""
-    return (
-        "; ".join(describe_verdict(outcome, run.goal)) if timed else describe_shortfall(run.target, run.goal, outcome)
-    )
+    """Return one line that states why the goal was not met. The record has the other sentences of the verdict."""
+    if not timed:
+        return describe_shortfall(run.target, run.goal, outcome)
+    # Without a winner, the second sentence names what comes closest.
+    return "; ".join(describe_verdict(outcome, run.goal)[: 1 if outcome.winner is not None else 2])
 
 
 def _kept_note(folder: Path) -> str:

@@ -181,7 +181,7 @@ def load_package(packages: Iterable[tuple[str, str]] = PACKAGES) -> tuple[Any, A
         except ImportError:
             continue
     raise RuntimeUnavailableError(
-        "neither faster-coco-eval nor pycocotools is installed", "Install one: pip install 'edgeq[coco]'"
+        "neither faster-coco-eval nor pycocotools is installed", "Install one: pip install faster-coco-eval"
     )
 
 

@@ -8,7 +8,9 @@ divergence of p from the mean of p.
 
 After each round, edgeq drops the candidates that are worse than the best by more than chance explains, judged by the
 difference on the same samples. The remaining candidates get more samples in the next round. Candidates that are left
-after the last round are tied.
+are tied. With labels, the best of them wins: most of them differ only in how they crop or resize, which hardly changes
+the ranges of a model. If another of them makes other numbers of the same colour and is about as good, a third round
+decides between the two. If even that shows no difference, edgeq asks.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from edgeq_device.answers.decode import decode
 from edgeq_device.answers.family import Family, all_families, load_family
 from numpy.typing import NDArray
 
-from edgeq.data.images import find_frame
+from edgeq.data.images import Picture, find_frame
 from edgeq.data.open_source import Data
 from edgeq.data.preprocess import (
     NoPreprocessingError,
@@ -37,7 +39,7 @@ from edgeq.data.preprocess import (
     shipped,
 )
 from edgeq.data.sample import Sample
-from edgeq.data.samples import Samples, open_samples
+from edgeq.data.samples import Samples, SourceSamples, open_samples
 from edgeq.describe.facts import ModelFacts
 from edgeq.describe.read import describe_file
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
@@ -53,10 +55,16 @@ from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.numbers import metric
 
-_ROUNDS = (16, 64, 256, 1024)
-"""Number of samples in each round."""
+_ROUNDS = (16, 64, 256)
+"""Number of samples in each round. The third one is rarely needed."""
 _SURE = 2.5
 """Number of standard errors of the difference. A candidate that is worse than the best by more than this is dropped."""
+_NO_LEAD = 0.5
+"""Number of standard errors. A lead below this does not show which of two candidates is better."""
+# A colour whose channels and levels all differ, so that any two mappings of colours to numbers show.
+_COLOUR = (40, 120, 250)
+# Share of a mapping's range. Mappings that differ by less give a model nearly the same numbers.
+_SAME_NUMBERS = 0.02
 # Two confidences that differ by less belong to the same answer.
 _SAME = 0.02
 # A class offset shows only on rows of several classes.
@@ -84,6 +92,7 @@ class PreprocessSearch:
         count: number of samples in the last round.
         ranked: candidates of the last round, the best first.
         tied: number of candidates in `ranked` that these samples cannot distinguish from the best.
+        rivals: tied candidates that are about as good as the best, but make other numbers of the same colour.
         usual: preprocessing that is usual for the model's head; "" if none is known.
         fitting: names of the preprocessings that fit the data and the model.
         doubt: reason why the labels cannot decide; "" if they can.
@@ -94,6 +103,7 @@ class PreprocessSearch:
     count: int
     ranked: tuple[PreprocessCandidate, ...]
     tied: int
+    rivals: tuple[str, ...] = ()
     usual: str = ""
     fitting: tuple[str, ...] = ()
     doubt: str = ""
@@ -103,15 +113,15 @@ class PreprocessSearch:
     def decided(self) -> str | None:
         """Return the preprocessing that the labels show to be best, or None if they do not decide.
 
-        It is the usual preprocessing if that is as good as the best. Otherwise it is the best one, unless several are
-        tied.
+        It is the usual preprocessing if that is as good as the best. Otherwise it is the best one, unless it has
+        rivals.
         """
         if self.metric == BITS or not self.ranked or self.ranked[0].value <= 0 or self.doubt:
             return None
         tied = [candidate.preprocess for candidate in self.ranked[: self.tied]]
         if self.usual in tied:
             return self.usual
-        return tied[0] if len(tied) == 1 else None
+        return None if self.rivals else tied[0]
 
     @property
     def decision_note(self) -> str:
@@ -122,9 +132,10 @@ class PreprocessSearch:
             f", the next {_quote(candidate.preprocess)} {metric(self.metric, candidate.value)}"
             for candidate in runners_up
         )
+        doubt = ", which these samples do not show to be worse" if self.tied > 1 else ""
         return (
             f"preprocessing {_quote(best.preprocess)}: {self.metric} {metric(self.metric, best.value)} on "
-            f"{self.count} samples{next_best}; ⟨preprocess⟩ sets another"
+            f"{self.count} samples{next_best}{doubt}; ⟨preprocess⟩ sets another"
         )
 
     @property
@@ -188,13 +199,14 @@ def search(
     failure: EdgeqError | None = None
     usual, metric, sign, trials, count = "", BITS, 1, dict[str, _Trial](), 0
     for size in _ROUNDS:
-        trials = {}
+        trials, opened_samples = {}, None
         with progress.stage("Trying preprocessings", len(remaining)) as advance:
             for name, preprocess in remaining.items():
                 advance(1)
-                samples = _open_fitting(data, signature, preprocess, size)
+                samples = _open_fitting(data, signature, preprocess, size, opened_samples)
                 if samples is None:
                     continue
+                opened_samples = samples
                 if size == _ROUNDS[0]:
                     # Two names may mean the same inputs for this model, and would then tie in every round.
                     inputs = [sample.inputs for sample in islice(samples, 2)]
@@ -228,10 +240,13 @@ def search(
         tied = _find_tied({name: trial.figures for name, trial in trials.items()}, task, metric, count)
         remaining = {name: remaining[name] for name in tied}
         best = max(remaining, key=lambda name: sign * trials[name].figures.metrics[metric], default="")
+        rivals = [] if metric == BITS else _find_rivals(best, remaining, trials, signature, count)
         # After the second round, the usual preprocessing wins if it leads. More samples do not cure doubtful labels.
-        sure = size > _ROUNDS[0] and (best == usual or all(trials[name].doubt for name in remaining))
-        if len(remaining) < 2 or count < size or sure:
+        sure = best == usual or not rivals or all(trials[name].doubt for name in remaining)
+        if len(remaining) < 2 or count < size or (size > _ROUNDS[0] and sure):
             break
+        if size > _ROUNDS[0]:
+            remaining = {name: remaining[name] for name in (best, *rivals)}
     # Without labels, more bits do not prove that a preprocessing is correct. Among tied candidates, the more common
     # ones come first.
     order = {name: place if metric == BITS and name in remaining else 0 for place, name in enumerate(trials)}
@@ -244,6 +259,7 @@ def search(
         count,
         tuple(PreprocessCandidate(name, values[name]) for name in ranked),
         len(remaining),
+        tuple(rivals),
         usual if usual in fitting else "",
         fitting,
         doubtful[0] if 2 * len(doubtful) > len(remaining) else "",
@@ -267,10 +283,17 @@ class _Trial:
     doubt: str = ""
 
 
-def _open_fitting(data: Data, signature: Signature, preprocess: Preprocess, size: int) -> Samples | None:
-    """Return `size` samples with a preprocessing, or None if the preprocessing does not fit."""
+def _open_fitting(
+    data: Data, signature: Signature, preprocess: Preprocess, size: int, opened: Samples | None = None
+) -> Samples | None:
+    """Return `size` samples with a preprocessing, or None if the preprocessing does not fit.
+
+    Args:
+        opened: the samples with another preprocessing. They save a walk through the folder.
+    """
     try:
-        samples = open_samples(replace(data, preprocess=preprocess, count=size), signature)
+        same: Samples | None = opened.prepared_by(preprocess) if isinstance(opened, SourceSamples) else None
+        samples = same or open_samples(replace(data, preprocess=preprocess, count=size), signature)
         next(iter(samples))
     except (DataError, CheckFailedError):
         return None
@@ -313,6 +336,45 @@ def _find_tied(figures: Mapping[str, RowMetrics], task: Task | None, metric: str
         if error is None or behind <= _SURE * error:
             tied.append(name)
     return tied
+
+
+def _find_rivals(
+    best: str, tied: Mapping[str, Preprocess], trials: Mapping[str, _Trial], signature: Signature, count: int
+) -> list[str]:
+    """Return the tied candidates that are about as good as the best, but make other numbers of the same colour."""
+    if not tied:
+        return []
+    numbers, rivals = _map_colour(tied[best], signature), list[str]()
+    leader = trials[best]
+    metric = leader.task.primary if leader.task is not None else BITS
+    for name, preprocess in tied.items():
+        figures = trials[name].figures
+        error = loss_error(leader.figures, figures, further=1 / count)
+        lead = abs(leader.figures.metrics[metric] - figures.metrics[metric])
+        others = _map_colour(preprocess, signature)
+        if name == best or numbers is None or others is None or (error is not None and lead > _NO_LEAD * error):
+            continue
+        if np.abs(numbers - others).max() > _SAME_NUMBERS * np.abs(numbers).max():
+            rivals.append(name)
+    return rivals
+
+
+def _map_colour(preprocess: Preprocess, signature: Signature) -> NDArray[np.float64] | None:
+    """Return the numbers that a preprocessing makes of a colour, [channels]; None if it takes no images."""
+    try:
+        # 512 pixels are enough for the usual resize and crop.
+        picture = Picture(np.full((512, 512, 3), _COLOUR, np.uint8))
+        array = preprocess(picture, signature.inputs[0]).array
+    except DataError:
+        return None
+    if isinstance(array, Mapping) or array.ndim < 3:
+        return None
+    # The centre has the colour itself. A border may be padding.
+    spots = array.reshape(-1, *array.shape[-3:])[0].astype(np.float64)
+    # The channels are the shortest axis.
+    spots = spots if spots.shape[0] <= spots.shape[-1] else np.moveaxis(spots, -1, 0)
+    numbers: NDArray[np.float64] = spots[:, spots.shape[1] // 2, spots.shape[2] // 2]
+    return numbers
 
 
 def _read_scores(outputs: Outputs) -> NDArray[np.float64] | None:
@@ -389,6 +451,7 @@ def open_or_search(
         if stated is not None:
             return stated
         # The model is opened only now, because most callers name a preprocessing.
+        progress.note(f"{error.problem}: trying the usual ones on up to {_ROUNDS[1]} samples")
         float_session = session()
         task = task or find_detection(labelled, signature, float_session)
         if task is None and (pair := _find_usual(labelled, signature, float_session, facts)) is not None:

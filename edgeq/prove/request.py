@@ -184,11 +184,14 @@ class Request:
         Raises:
             UsageError: a backend cannot build a scheme.
             HardwareError: a backend is not available.
+            RuntimeUnavailableError: a package that a backend needs is not installed.
         """
         schemes = [target.profile.scheme.replace(**self.overrides) for target in targets]
         # A backend that cannot build a scheme says so here, before the model is read.
         for target, scheme in zip(targets, schemes, strict=True):
-            backend_for(target).check(scheme)
+            backend = backend_for(target)
+            backend.check(scheme)
+            backend.check_packages()
         return schemes
 
 

@@ -83,7 +83,7 @@ def onnxruntime() -> Any:
     except ImportError as error:
         raise RuntimeUnavailableError(
             f"onnxruntime cannot be imported ({error})",
-            "Install one of: pip install 'edgeq[cpu]' (CPU), pip install 'edgeq[gpu]' (NVIDIA); never both",
+            "Install one of: pip install onnxruntime (CPU), pip install onnxruntime-gpu (NVIDIA); never both",
         ) from error
     return module
 
@@ -422,9 +422,8 @@ def start_engine(
         EngineError: the process cannot be started. The guest's methods also raise this error.
         RuntimeUnavailableError: the engine is not installed, or too old.
     """
-    with device_errors():
-        if engine is not None and engine.module:
-            find_library(engine, str(onnxruntime().__version__))
+    if engine is not None:
+        _check_installed(engine)
     command = PythonCommand(
         (sys.executable,),
         (),
@@ -435,6 +434,12 @@ def start_engine(
         command, f"the process of {_name_engine(engine)}", request_s=answer_s, failure=EngineError
     ) as guest:
         yield guest
+
+
+def _check_installed(engine: EngineSpec) -> None:
+    with device_errors():
+        if engine.module:
+            find_library(engine, str(onnxruntime().__version__))
 
 
 def _name_engine(engine: EngineSpec | None) -> str:
@@ -527,3 +532,16 @@ class Engines:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+
+@contextmanager
+def open_simulator(engine: Engine) -> Iterator[Callable[[Path, SessionSettings], Any]]:
+    """Yield a function that opens models in an engine that stands for a device. See `Backend.simulator`.
+
+    Raises:
+        RuntimeUnavailableError: the engine is not installed, or too old.
+    """
+    # A session opens late, and a list of simulators must not promise one that cannot start.
+    _check_installed(engine)
+    with Engines() as engines:
+        yield lambda model, settings: engines.open(model, replace(settings, engine=engine))

@@ -14,7 +14,13 @@ from edgeq.tuning.measurements import SCHEMA
 from edgeq.tuning.run_settings import Run
 from edgeq.tuning.search import Searched
 from edgeq.tuning.simulated_record import build_simulated_record
-from edgeq.tuning.verdict import describe_doubts, describe_needs, describe_verdict, is_goal_met
+from edgeq.tuning.verdict import (
+    describe_doubts,
+    describe_needs,
+    describe_verdict,
+    find_runners_up,
+    is_goal_met,
+)
 from edgeq.util.records import plain
 
 
@@ -60,6 +66,7 @@ def build_record(run: Run, evaluator: LocalEvaluator, searched: Searched, elapse
         "verdict": list(describe_verdict(outcome, goal)),
         "goal_met": is_goal_met(outcome, goal),
         "doubts": list(describe_doubts(outcome, goal)),
+        "runners_up": {engine: trial.name for engine, trial in find_runners_up(outcome).items()},
         "needed": [] if is_goal_met(outcome, goal) else list(describe_needs(outcome, goal)),
         "float32": {
             "accuracy": evaluator.float_metrics(),

@@ -85,24 +85,31 @@ def describe_verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _describe_engines(outcome: Outcome, winner: Trial) -> list[str]:
-    """Write one line for each engine but the winner's: its best form, with speed and loss. The result is empty if there
-    was only one engine.
-    """
+def find_runners_up(outcome: Outcome) -> dict[str, Trial]:
+    """Return the best trial of each engine but the winner's, by the engine's name."""
     rank = {"chosen": 0, "qualified": 0, "short": 1}
     best: dict[str, Trial] = {}
     # A form that keeps the accuracy comes before faster ones that do not.
     timed = (t for t in outcome.trials if t.timing)
     for trial in sorted(timed, key=lambda t: (rank.get(t.status, 2), t.latency, t.loss)):
         best.setdefault(engine_name(trial.candidate), trial)
+    if outcome.winner is not None:
+        best.pop(engine_name(outcome.winner.candidate), None)
+    return best
+
+
+def _describe_engines(outcome: Outcome, winner: Trial) -> list[str]:
+    """Write one line for each engine but the winner's: its best form, with speed and loss. The result is empty if there
+    was only one engine.
+    """
+    runners_up = find_runners_up(outcome)
     winner_engine, lines = engine_name(winner.candidate), []
-    for engine, trial in best.items():
-        if engine != winner_engine:
-            loss = describe_loss(trial.final_assessment) if trial.final_assessment else trial.reason
-            speed = describe_speed(trial.timing, of="float32") or "a speed that is not known"
-            role = f"; runs where {winner_engine} is not installed" if trial.name == outcome.fallback else ""
-            lines.append(f"runner-up in {engine}: {trial.name}, {speed}, {loss}{role}")
-    if winner.candidate.engine is not None and not any(t.name == outcome.fallback for t in best.values()):
+    for engine, trial in runners_up.items():
+        loss = describe_loss(trial.final_assessment) if trial.final_assessment else trial.reason
+        speed = describe_speed(trial.timing, of="float32") or "a speed that is not known"
+        role = f"; runs where {winner_engine} is not installed" if trial.name == outcome.fallback else ""
+        lines.append(f"runner-up in {engine}: {trial.name}, {speed}, {loss}{role}")
+    if winner.candidate.engine is not None and not any(t.name == outcome.fallback for t in runners_up.values()):
         fallback = outcome.fallback or "float32"
         lines.append(f"if {winner_engine} is not installed, {fallback} runs in onnxruntime's own kernels")
     return lines

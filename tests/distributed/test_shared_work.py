@@ -165,7 +165,7 @@ def test_nobody_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("missing", ["distributed", "cryptography"])
 def test_without_dask(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(RuntimeUnavailableError, match=r"edgeq\[distributed\]"), open_workers(2):
+    with pytest.raises(RuntimeUnavailableError, match=r"pip install distributed"), open_workers(2):
         pass
 
 

@@ -174,6 +174,9 @@ def test_status_says_what_is_missing(bare: None) -> None:
     assert record["machines"]["arm64"] == {"qemu": None, "root": None}
     assert record["targets"]["this-machine"]["where"] == "natively"
     assert record["targets"]["gemmini"]["where"] == "modelled"
+    # The toolkit has a folder of its own, which is empty here.
+    rockchip = record["targets"]["rk3588"]
+    assert (rockchip["where"], "edgeq toolkit rknn" in rockchip["reason"]) == ("not run", True)
     for name in ("this-machine", "gemmini"):
         assert name in CliRunner().invoke(group, ["emulate", "status"]).stdout
 

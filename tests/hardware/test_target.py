@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from edgeq.errors import HardwareError
 from edgeq.hardware import profile as schema
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.hardware.target import load_targets, resolve
+from edgeq.hardware.target import is_known, load_targets, resolve
 from edgeq.util.folders import shipped
 from edgeq.util.records import plain
 from tests.hardware.recorded import RECORDS, machine_of
@@ -123,15 +124,35 @@ def test_a_profile_is_a_target_too() -> None:
     ("name", "message"),
     [
         ("rasberry-pi-5", r"unknown target or profile 'rasberry-pi-5'. Did you mean raspberry-pi-5\?"),
-        ("orin", r"Did you mean jetson-orin\?"),
+        ("nano", r"Did you mean nanopi-r5s\?"),
         ("avx-vnni", r"Did you mean x86-64-avx-vnni\?"),
-        ("quux", r"Known: alder-lake, .*zen4"),
+        ("quux", r"List them with `edgeq info targets`"),
+        ("raspi", r"raspi can be several targets. Choose one: raspberry-pi-4 \(.*\); raspberry-pi-5 \("),
+        ("iPhone", r"no target for iPhone: .*Core ML.* The nearest target is generic-arm64"),
         ("absent.toml", r"absent.toml cannot be read"),
     ],
 )
 def test_an_unknown_name_brings_the_nearest(name: str, message: str) -> None:
     with pytest.raises(HardwareError, match=message):
         resolve(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("rpi5", "raspberry-pi-5"), ("RPi-5", "raspberry-pi-5"), ("jetson", "jetson-orin"), ("Pixel", "android-xnnpack")],
+)
+def test_an_alias_leads_to_its_target(name: str, target: str) -> None:
+    assert is_known(name)
+    assert resolve(name).name == target
+
+
+def test_an_alias_never_hides_a_name() -> None:
+    """A name of a target or profile wins, so an alias of the same name would never be used."""
+    names = {"auto", *PROFILES, *load_targets()}
+    contents = [tomllib.loads(path.read_text(encoding="utf-8")) for path in shipped("targets").glob("*.toml")]
+    aliases = {name for content in contents for name in [*content.get("aliases", ()), *content.get("nearest_for", ())]}
+    assert aliases
+    assert not aliases & names
 
 
 def test_a_target_by_path_overrides_its_profile(tmp_path: Path) -> None:

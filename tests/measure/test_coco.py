@@ -86,7 +86,7 @@ def test_files_that_are_no_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_package_is_a_clear_error() -> None:
-    with pytest.raises(RuntimeUnavailableError, match=r"neither .* pip install 'edgeq\[coco\]'"):
+    with pytest.raises(RuntimeUnavailableError, match=r"neither .* pip install faster-coco-eval"):
         coco.load_package([("edgeq_no_such_package:COCO", "edgeq_no_such_package:COCOeval")])
 
 

@@ -92,8 +92,8 @@ def test_without_onnxruntime_the_message_says_what_to_install(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(RuntimeUnavailableError) as caught:
         onnxruntime()
-    assert "edgeq[cpu]" in caught.value.fix
-    assert "edgeq[gpu]" in caught.value.fix
+    assert "pip install onnxruntime (CPU)" in caught.value.fix
+    assert "pip install onnxruntime-gpu" in caught.value.fix
 
 
 @pytest.mark.parametrize("threads", [-1, 100_000])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ from edgeq.quantization.norms import norms_as_convolutions
 from edgeq.quantization.params import is_spread_thin
 from edgeq.quantization.qdq import write_qdq
 from edgeq.run.engines import Engine, EngineChoice, load_engines
-from edgeq.run.session import Engines, SessionSettings
+from edgeq.run.session import SessionSettings, open_simulator
 from edgeq.scheme import Scheme
 
 _SUFFIX = ".tflite"
@@ -98,6 +98,10 @@ class LitertBackend(TargetBackend):
         refuse_wide(scheme, self.title)
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
 
+    def check_packages(self) -> None:
+        """Refuse to build without the schema of .tflite files. See `Backend.check_packages`."""
+        schema()
+
     def build(
         self,
         prepared: PreparedModel,
@@ -107,13 +111,7 @@ class LitertBackend(TargetBackend):
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write to `destination` the Q/DQ model from which the .tflite file is made. See `Backend.build`.
-
-        Raises:
-            RuntimeUnavailableError: ai-edge-litert is not installed.
-        """
-        # Writing needs the package. Without it, the error comes before the model is rewritten and not after it.
-        schema()
+        """Write to `destination` the Q/DQ model from which the .tflite file is made. See `Backend.build`."""
         self.check(scheme)
         check_names(prepared, scheme.exclude)
         place = Path(tempfile.mkdtemp(prefix="litert-", dir=prepared.path.parent))
@@ -217,11 +215,8 @@ class LitertBackend(TargetBackend):
         destination.write_bytes(write(network, nodes=model_interface))
 
 
-@contextmanager
-def _simulated(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
-    engine = LitertBackend(target).engine
-    with Engines() as engines:
-        yield lambda model, settings: engines.open(model, dataclasses.replace(settings, engine=engine))
+def _simulated(target: Target) -> AbstractContextManager[Callable[[Path, SessionSettings], Session]]:
+    return open_simulator(LitertBackend(target).engine)
 
 
 def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme) -> dict[str, str]:

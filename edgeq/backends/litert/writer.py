@@ -41,7 +41,9 @@ def schema() -> Any:
     try:
         from ai_edge_litert import schema_py_generated
     except ImportError as error:
-        raise RuntimeUnavailableError("ai-edge-litert is not installed", "pip install 'edgeq[litert]'") from error
+        raise RuntimeUnavailableError(
+            "ai-edge-litert is not installed", "Install it: pip install ai-edge-litert"
+        ) from error
     return schema_py_generated
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -44,7 +44,7 @@ from edgeq.quantization.norms import norms_as_convolutions
 from edgeq.quantization.params import range_params
 from edgeq.quantization.quantizer import quant_type, quantize_with_ranges, quiet
 from edgeq.run.engines import Engine, EngineChoice, find_backend_engine
-from edgeq.run.session import Engines, SessionSettings, onnxruntime
+from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_simulator
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.folders import shipped
 from edgeq.util.record_files import read_toml
@@ -513,8 +513,5 @@ class QnnBackend(TargetBackend):
         return Alternative(f"{target_name}-cpu", "any CPU, the same Q/DQ model", 0, artifact)
 
 
-@contextmanager
-def _simulated(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
-    engine = find_backend_engine(target.backend, target.device.get("engine_options", {}))
-    with Engines() as engines:
-        yield lambda model, settings: engines.open(model, dataclasses.replace(settings, engine=engine))
+def _simulated(target: Target) -> AbstractContextManager[Callable[[Path, SessionSettings], Session]]:
+    return open_simulator(find_backend_engine(target.backend, target.device.get("engine_options", {})))

@@ -33,7 +33,7 @@ from edgeq.measure.inference import Session, infer
 from edgeq.measure.paired import measure_paired_losses
 from edgeq.model.load import unchecked_signature
 from edgeq.run.session import SessionSettings, open_session
-from edgeq.run.toolkit import Ran, ToolkitJob
+from edgeq.run.toolkit import Ran, ToolkitJob, find_python
 from edgeq.signature import Signature, TensorSpec
 
 UNFUSED = SessionSettings(optimization="none")
@@ -203,7 +203,11 @@ class ToolkitSession:
 def simulated_chip(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
     """Yield a function that compiles a model for the target's chip and opens it in the simulator. See
     `Backend.simulator`.
+
+    Raises:
+        RuntimeUnavailableError: the toolkit is not installed.
     """
+    find_python(toolkit())
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder("edgeq-rknn-"))
         places = itertools.count()

@@ -5,6 +5,7 @@ main.cc is compiled against a stand-in for TFLite Micro's interface, because no 
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from edgeq.backends.base import ESTIMATE, Artifact
 from edgeq.backends.litert.companions import with_sources
 from edgeq.backends.litert.micro import ARENA, arena_bytes, resolver_method
+from edgeq.cli import group
 from edgeq.data.samples import open_samples
 from edgeq.errors import EngineError, RuntimeUnavailableError
 from edgeq.jobs.package import package
@@ -124,6 +127,12 @@ class TestBundle:
         subprocess.run([compiler, *strict, *folders, *files, "-o", tmp_path / "run"], check=True)
         process = subprocess.run([tmp_path / "run"], capture_output=True, text=True, check=False)
         assert (process.returncode, process.stdout.splitlines()[-1]) == (wrong, says)
+
+    def test_the_target_can_be_named(self, bundle: Path) -> None:
+        checked = CliRunner().invoke(group, ["verify", str(bundle), "--on", "ethos-u55-128", "--json"])
+        assert checked.exit_code == 0, checked.output
+        (check,) = json.loads(checked.stdout)["checks"]
+        assert (check["status"], check["where"]) == ("passed", "modelled")
 
     def test_the_npu_has_its_file_and_an_estimate(self, bundle: Path) -> None:
         described = variant_info(bundle, "ethos-u55-128")
