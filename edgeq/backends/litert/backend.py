@@ -24,7 +24,6 @@ from edgeq.backends.base import (
     DoctorCheck,
     TargetBackend,
     check_names,
-    refuse_wide,
     require_fields,
 )
 from edgeq.backends.litert import ethosu
@@ -36,6 +35,7 @@ from edgeq.backends.litert.interface import with_model_interface, with_signature
 from edgeq.backends.litert.network import TfliteNetwork
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.tasks import with_tasks_file
+from edgeq.backends.litert.wide import write_widened
 from edgeq.backends.litert.writer import schema, write
 from edgeq.calibration.groups import share_ranges
 from edgeq.calibration.ranges import Range
@@ -49,7 +49,7 @@ from edgeq.measure.node_runs import NodeRun
 from edgeq.model.graph import is_op, name_of
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
-from edgeq.model.load import read_model, read_unchecked, save_model
+from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
 from edgeq.model.pools import write_whole_pools
 from edgeq.model.prepare import PreparedModel
@@ -58,7 +58,7 @@ from edgeq.quantization.params import is_spread_thin
 from edgeq.quantization.qdq import write_qdq
 from edgeq.run.engines import Engine, EngineChoice, load_engines
 from edgeq.run.session import Engines, SessionSettings
-from edgeq.scheme import Scheme
+from edgeq.scheme import ALL_NODES, Scheme
 
 _SUFFIX = ".tflite"
 _DEFAULT_ENGINE = "litert"
@@ -95,7 +95,6 @@ class LitertBackend(TargetBackend):
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the .tflite kernels cannot run. See `Backend.check`."""
-        refuse_wide(scheme, self.title)
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
 
     def build(
@@ -115,7 +114,7 @@ class LitertBackend(TargetBackend):
         # Writing needs the package. Without it, the error comes before the model is rewritten and not after it.
         schema()
         self.check(scheme)
-        check_names(prepared, scheme.exclude)
+        check_names(prepared, (*scheme.exclude, *(name for name in scheme.wide if name != ALL_NODES)))
         place = Path(tempfile.mkdtemp(prefix="litert-", dir=prepared.path.parent))
         prepared, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
         # The prediction names the user's nodes, so it comes before the rewrites that add others.
@@ -131,18 +130,20 @@ class LitertBackend(TargetBackend):
         # join that stays in float ties nothing: the range of boxes in pixels would leave no step to scores.
         float_nodes = {str(node.name) for node in model.graph} - nodes
         shared_ranges = share_ranges(model, ranges, tied(), float_nodes)
+        source = model.clone()
         write_qdq(model, shared_ranges, scheme, nodes, source=prepared.source, results=results())
-        save_model(model, destination)
-        # The Q/DQ model is lowered at once, only to refuse here what the conversion would refuse later.
-        network = lower(read_unchecked(destination), prepared.source)
         engine = self.engine
+        # The Q/DQ model is lowered at once, only to refuse here what the conversion would refuse later.
+        widened = write_widened(model, source, scheme, destination, engine.name, prepared.source)
+        network = widened.network
         # LiteRT and TFLite Micro have different kernels for one format.
         check_kernels(network, engine.name)
         return Artifact(
             model=destination,
             scheme=scheme,
             provider="CPUExecutionProvider",
-            notes=(f"the answers come from {engine.title} on this machine",),
+            notes=(f"the answers come from {engine.title} on this machine", *widened.notes),
+            details={"wide_share": widened.share} if scheme.wide else {},
             coverage=_coverage(prepared.model, network, float_reasons),
             engine=EngineChoice(engine),
         )

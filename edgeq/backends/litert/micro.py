@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.litert.network import Port, TfliteNetwork
+from edgeq.backends.litert.network import QUANTIZED, Port, TfliteNetwork
 from edgeq.data.samples import Samples
 from edgeq.errors import DataError, EngineError, RuntimeUnavailableError
 from edgeq.measure.inference import infer
@@ -158,8 +158,8 @@ def _cases(network: TfliteNetwork, file: Path, engine: Engine, samples: Samples,
 def encoded(port: Port, array: NDArray[Any]) -> NDArray[Any]:
     """Convert an array of the model to the type, scale and axis order of the file's tensor, and return it."""
     scales = port.tensor.scales
-    if port.tensor.type == "int8" and scales is not None:
-        limits = np.iinfo(np.int8)
+    if port.tensor.type in QUANTIZED and scales is not None:
+        limits = np.iinfo(port.tensor.type)
         steps = np.rint(array.astype(np.float32) / scales.scale[0]) + scales.zero[0]
         array = np.clip(steps, limits.min, limits.max)
     return np.ascontiguousarray(array.transpose(port.order).astype(port.tensor.type))
