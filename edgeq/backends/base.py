@@ -297,6 +297,16 @@ class Backend:
         del model, source
         return {}
 
+    def remarks(self, model: ir.Model, source: Path) -> tuple[str, ...]:
+        """Return sentences about a prepared float model on the hardware, such as nodes that the maker's compiler leaves
+        on the CPU.
+
+        Args:
+            source: the model's file, for messages.
+        """
+        del model, source
+        return ()
+
     def estimated(self, artifact: Artifact) -> Artifact:
         """Return `artifact` with an estimate by the hardware's own tools in its notes and in its details (key
         `ESTIMATE`).

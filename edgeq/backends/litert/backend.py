@@ -24,15 +24,17 @@ from edgeq.backends.base import (
     DoctorCheck,
     TargetBackend,
     check_names,
+    refuse_wide,
     require_fields,
 )
 from edgeq.backends.litert import ethosu
 from edgeq.backends.litert.companions import with_estimate, with_sources
-from edgeq.backends.litert.convert import lower, refusals
+from edgeq.backends.litert.convert import float_operators, lower, refusals
 from edgeq.backends.litert.dialect import results, tied
 from edgeq.backends.litert.gelu import parts_of_gelu
 from edgeq.backends.litert.interface import with_model_interface, with_signature
 from edgeq.backends.litert.network import TfliteNetwork
+from edgeq.backends.litert.npus import find_compiler
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.tasks import with_tasks_file
 from edgeq.backends.litert.wide import write_widened
@@ -96,6 +98,17 @@ class LitertBackend(TargetBackend):
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the .tflite kernels cannot run. See `Backend.check`."""
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
+        compiler = find_compiler(self._device)
+        if compiler is None:
+            return
+        # 16 bits may be possible on some of these NPUs, but nothing here could prove it.
+        refuse_wide(scheme, compiler.title)
+        limit = compiler.rejected_cases.get("per-channel")
+        if scheme.per_channel and limit is not None:
+            problem = (
+                f"{compiler.title} takes no weights with a scale for each channel: {limit.reason} ({limit.source})"
+            )
+            raise UsageError(problem, "Add ⟨per_channel=False⟩")
 
     def build(
         self,
@@ -138,11 +151,13 @@ class LitertBackend(TargetBackend):
         network = widened.network
         # LiteRT and TFLite Micro have different kernels for one format.
         check_kernels(network, engine.name)
+        compiler = find_compiler(self._device)
+        limits = compiler.notes(network.operators) if compiler is not None else ()
         return Artifact(
             model=destination,
             scheme=scheme,
             provider="CPUExecutionProvider",
-            notes=(f"the answers come from {engine.title} on this machine", *widened.notes),
+            notes=(f"the answers come from {engine.title} on this machine", *widened.notes, *limits),
             details={"wide_share": widened.share} if scheme.wide else {},
             coverage=_coverage(prepared.model, network, float_reasons),
             engine=EngineChoice(engine),
@@ -171,8 +186,11 @@ class LitertBackend(TargetBackend):
         has an Ethos-U, and with a file for MediaPipe Tasks if it has a CPU. See `Backend.with_companions`.
         """
         engine = self.engine
-        # An application on a CPU loads the .tflite file itself and needs no sources.
+        # An application on a CPU loads the .tflite file itself and needs no sources. A file for MediaPipe Tasks has
+        # float operators, which do not run on an NPU.
         if "CPU" in engine.devices:
+            if find_compiler(self._device) is not None:
+                return artifact
             return with_tasks_file(artifact, samples, folder)
         return with_sources(artifact, engine, self._device, samples, folder, count=count)
 
@@ -200,6 +218,12 @@ class LitertBackend(TargetBackend):
     def refusals(self, model: ir.Model, source: Path) -> Mapping[str, str]:
         """Return the nodes that a .tflite file cannot express. See `Backend.refusals`."""
         return refusals(model, source, self.engine.name)
+
+    def remarks(self, model: ir.Model, source: Path) -> tuple[str, ...]:
+        """Return the operators that an NPU's compiler is known not to take. See `Backend.remarks`."""
+        compiler = find_compiler(self._device)
+        # The model is in float here, so only the operators and their sizes count.
+        return compiler.notes(float_operators(model, source), floats=False) if compiler is not None else ()
 
     def convert(self, model: Path, destination: Path, options: Mapping[str, Any]) -> None:
         """Write a model as a .tflite file. See `Backend.convert`.

@@ -10,6 +10,7 @@ from typing import Any
 from edgeq.backends.base import ESTIMATE, Artifact
 from edgeq.backends.litert import ethosu, micro
 from edgeq.backends.litert.convert import lower
+from edgeq.backends.litert.npus import find_compiler
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, RuntimeUnavailableError
 from edgeq.model.load import read_unchecked
@@ -71,8 +72,8 @@ def with_estimate(artifact: Artifact, engine: Engine, device: Mapping[str, Any],
         engine, device: the same as in `with_sources`.
     """
     options = device.get("engine_options", {})
-    # Only the targets with an Ethos-U set options, which are vela's.
-    if not options:
+    # The options of the targets with an Ethos-U are vela's.
+    if not options or find_compiler(device) is not None:
         return artifact
     try:
         file = EngineFiles(folder).convert_once(artifact.model, engine)

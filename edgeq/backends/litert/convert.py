@@ -10,7 +10,7 @@ from edgeq.backends.litert.dialect import dialect
 from edgeq.backends.litert.fuse import fuse_activations
 from edgeq.backends.litert.gelu import join_gelu
 from edgeq.backends.litert.lower import Lowering
-from edgeq.backends.litert.network import TfliteNetwork
+from edgeq.backends.litert.network import TfliteNetwork, TfliteOperator
 from edgeq.backends.litert.operators import HANDLERS
 from edgeq.backends.litert.rules import check
 from edgeq.errors import ModelError
@@ -48,6 +48,14 @@ def refusals(model: ir.Model, source: Path, engine: str) -> dict[str, str]:
         if dialect()[operator.kind].lacks(engine, operator.type):
             refused.setdefault(operator.node, f"becomes {operator.kind}, for which {engine} has no kernel")
     return refused
+
+
+def float_operators(model: ir.Model, source: Path) -> tuple[TfliteOperator, ...]:
+    """Return the operators of a float model's file that can be written. Return none if an input has no fixed sizes."""
+    try:
+        return Lowering(prepare_graph(model, source), HANDLERS).refusals()[1]
+    except ModelError:
+        return ()
 
 
 def prepare_graph(model: ir.Model, source: Path) -> ir.Model:

@@ -78,11 +78,13 @@ def constants() -> dict[str, NDArray[Any]]:
     """Return the weights and the other constants of the cases."""
     random = np.random.default_rng(0)
     shapes = {"w": (4, 4, 1, 1), "w2": (4, 4, 1, 1), "d": (4, 1, 3, 3), "t": (4, 4, 3, 3), "g": (4, 256), "m": (8, 3)}
+    shapes |= {"g64": (4, 64)}
     shapes |= {"b": (4,), "c": (4,), "k": (1, 4, 1, 1)}
     numbers = {name: random.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
     integers = {"places": [2, 0], "pads": [0, 0, 1, 0, 0, 0, 1, 0], "shape": [1, 8, 32], "starts": [0, 0, 0, 0]}
     integers |= {"ends": [1, 4, 8, 8], "sizes": [2, 2], "two": [2]}
     numbers |= {"low": np.float32(0), "high": np.float32(1), "factors": np.array([1, 1, 2, 2], np.float32)}
+    numbers["threefold"] = np.array([1, 1, 3, 3], np.float32)
     return {**numbers, **{name: np.array(values, np.int64) for name, values in integers.items()}}
 
 
