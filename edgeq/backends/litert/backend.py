@@ -177,9 +177,11 @@ class LitertBackend(TargetBackend):
         return dataclasses.replace(engine, options={**engine.options, _INTERFACE: _INTEGERS})
 
     def estimated(self, artifact: Artifact) -> Artifact:
-        """If the target has an Ethos-U, return `artifact` with vela's estimate. See `Backend.estimated`."""
+        """If the target is a microcontroller, return `artifact` with a forecast of its memory; with an Ethos-U, this is
+        vela's estimate. See `Backend.estimated`.
+        """
         with scratch_folder("edgeq-estimate-") as folder:
-            return with_estimate(artifact, self.engine, self._device, Path(folder))
+            return with_estimate(artifact, self.engine, self.target, Path(folder))
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
         """Return `artifact` with sources if the target is a microcontroller, with vela's compiled file if the target
@@ -192,7 +194,7 @@ class LitertBackend(TargetBackend):
             if find_compiler(self._device) is not None:
                 return artifact
             return with_tasks_file(artifact, samples, folder)
-        return with_sources(artifact, engine, self._device, samples, folder, count=count)
+        return with_sources(artifact, engine, self.target, samples, folder, count=count)
 
     def simulator(self) -> DeviceSimulator:
         """Return a simulator that runs models in the kernels of a target's engine."""
