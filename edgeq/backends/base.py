@@ -108,6 +108,9 @@ class Artifact:
         Raises:
             UsageError: the artifact is for another kind of hardware than the engine.
         """
+        # An engine for another device, such as a microcontroller, may still run the artifacts that are built for it.
+        if self.engine == choice:
+            return self
         # A plug-in engine with a backend of its own gets files in a form for its hardware, so another engine cannot
         # take them over.
         bound = self.plugin is not None and self.plugin != choice and bool(self.plugin.engine.int8.backend)
