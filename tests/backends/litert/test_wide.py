@@ -83,7 +83,11 @@ def constants() -> dict[str, NDArray[Any]]:
     numbers = {name: random.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
     integers = {"places": [2, 0], "pads": [0, 0, 1, 0, 0, 0, 1, 0], "shape": [1, 8, 32], "starts": [0, 0, 0, 0]}
     integers |= {"ends": [1, 4, 8, 8], "sizes": [2, 2], "two": [2]}
-    numbers |= {"low": np.float32(0), "high": np.float32(1), "factors": np.array([1, 1, 2, 2], np.float32)}
+    numbers |= {
+        "low": np.array(0, np.float32),
+        "high": np.array(1, np.float32),
+        "factors": np.array([1, 1, 2, 2], np.float32),
+    }
     numbers["threefold"] = np.array([1, 1, 3, 3], np.float32)
     return {**numbers, **{name: np.array(values, np.int64) for name, values in integers.items()}}
 
@@ -106,7 +110,7 @@ class Built:
         (integers,) = answers(write(self.network), runtime, [steps])
         assert result.tensor.scales is not None
         numbers = (integers.astype(np.float64) - result.tensor.scales.zero[0]) * result.tensor.scales.scale[0]
-        return numbers.transpose(np.argsort(result.order)).astype(np.float32)
+        return np.asarray(numbers.transpose(np.argsort(result.order)), np.float32)
 
     def formula(self, sample: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the answer of the Q/DQ model, computed as its nodes state it."""
