@@ -108,6 +108,9 @@ class Artifact:
         Raises:
             UsageError: the artifact is for another kind of hardware than the engine.
         """
+        # An engine for another device, such as a microcontroller, may still run the artifacts that are built for it.
+        if self.engine == choice:
+            return self
         # A plug-in engine with a backend of its own gets files in a form for its hardware, so another engine cannot
         # take them over.
         bound = self.plugin is not None and self.plugin != choice and bool(self.plugin.engine.int8.backend)
@@ -304,6 +307,16 @@ class Backend:
         """
         del model, source
         return {}
+
+    def remarks(self, model: ir.Model, source: Path) -> tuple[str, ...]:
+        """Return sentences about a prepared float model on the hardware, such as nodes that the maker's compiler leaves
+        on the CPU.
+
+        Args:
+            source: the model's file, for messages.
+        """
+        del model, source
+        return ()
 
     def estimated(self, artifact: Artifact) -> Artifact:
         """Return `artifact` with an estimate by the hardware's own tools in its notes and in its details (key

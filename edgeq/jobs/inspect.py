@@ -47,10 +47,12 @@ def inspect(
     """
     resolved = [resolve(target) for target in as_targets(targets)]
     rows = [(target.name, target.backend, target.profile.scheme) for target in resolved]
-    refusals = {target.name: backend_for(target).refusals for target in resolved}
+    backends = {target.name: backend_for(target) for target in resolved}
+    refusals = {name: backend.refusals for name, backend in backends.items()}
+    remarks = {name: backend.remarks for name, backend in backends.items()}
     path = path_of(model)
     try:
-        report = inspect_model(path, rows, refusals=refusals, shapes=shapes, progress=progress)
+        report = inspect_model(path, rows, refusals=refusals, remarks=remarks, shapes=shapes, progress=progress)
     except ModelError as error:
         raise explain_extensions(path, error) from error.__cause__
     facts = describe_file(path)

@@ -30,6 +30,8 @@ from edgeq.util.records import NOT_WRITTEN, computed, write_as
 
 Refusals = Callable[[ir.Model, Path], Mapping[str, str]]
 """Return the nodes of a prepared model that a backend refuses, each with the reason (`Backend.refusals`)."""
+Remarks = Callable[[ir.Model, Path], tuple[str, ...]]
+"""Return sentences about a prepared model on a target's hardware (`Backend.remarks`)."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ def inspect_model(
     targets: Sequence[tuple[str, str, Scheme]] = (),
     *,
     refusals: Mapping[str, Refusals] | None = None,
+    remarks: Mapping[str, Remarks] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress = SILENT,
 ) -> ModelReport:
@@ -171,6 +174,7 @@ def inspect_model(
     Args:
         targets: (name to show, backend, scheme) of each target.
         refusals: functions that return the nodes that a target's backend refuses, by the name to show.
+        remarks: functions that return a target's notes on the model, by the name to show.
         shapes: sizes for inputs that have free sizes, by input.
 
     Raises:
@@ -215,6 +219,7 @@ def inspect_model(
             refused = {
                 name: _refused(refuse, prepared.model, sized_model, path) for name, refuse in (refusals or {}).items()
             }
+            notes += [f"{name}: {note}" for name, find in (remarks or {}).items() for note in find(sized_model, path)]
             predictions = tuple(
                 TargetPrediction(
                     name, backend, predict_int8(prepared.model, r, scheme, sized_macs), refused.get(name, {})

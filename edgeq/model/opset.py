@@ -1,14 +1,17 @@
-"""Raise the opset of an old model, and set the attributes whose defaults have changed since."""
+"""Raise the opset of an old model, and set the attributes whose defaults have changed since. Lower the opset of a new
+model for a compiler that ends at an older one.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from edgeq.errors import ModelError, one_line
-from edgeq.model.graph import constant, every_node, is_op, name_of, node_input, opset_of
+from edgeq.model.graph import MAIN_DOMAINS, constant, every_node, is_op, name_of, node_input, opset_of
 from edgeq.model.skeleton import reattach, shaped_skeleton, skeleton
 
 LOWEST = 13
@@ -103,6 +106,41 @@ def _old_rounding(node: ir.Node, path: Path) -> str:
             f"Export the model again with opset {LOWEST} or later",
         )
     return "ceil"
+
+
+@dataclass(frozen=True)
+class Opset:
+    """Name the newest opset that a compiler reads, and the operators that later opsets define differently."""
+
+    newest: int
+    changed: tuple[str, ...]
+    why: str
+    source: str
+
+
+def lower_opset(model: ir.Model, path: Path, opset: Opset, compiler: str) -> None:
+    """Declare the newest opset that a compiler reads, in place, if all the model's operators have the same meaning in
+    it.
+
+    Args:
+        path, compiler: the model's file and the compiler, for messages.
+
+    Raises:
+        ModelError: an operator has another meaning in that opset; the message names the operator.
+    """
+    newest, now = opset.newest, opset_of(model)
+    if now <= newest:
+        return
+    for node in model.graph:
+        known = onnx.defs.has(node.op_type, newest, "") and node.op_type not in opset.changed
+        if node.domain in MAIN_DOMAINS and not known:
+            raise ModelError(
+                f"{path}: {node.name!r} is the {node.op_type} of opset {now}; {compiler} ends at {newest}",
+                f"Export the model with opset {newest}",
+            )
+    # Only the declaration changes: the check above makes sure that every operator means the same in the older opset.
+    model.opset_imports[""] = newest
+    model.graph.opset_imports[""] = newest
 
 
 def _copied(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:

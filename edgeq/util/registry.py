@@ -178,6 +178,7 @@ BACKENDS = ExtensionGroup(
     listed={
         "cpu": "edgeq.backends.cpu:CpuBackend",
         "litert": "edgeq.backends.litert.backend:LitertBackend",
+        "neural-art": "edgeq.backends.neural_art.backend:NeuralArtBackend",
         "qnn": "edgeq.backends.qnn.backend:QnnBackend",
         "rknn": "edgeq.backends.rknn.backend:RknnBackend",
         "systolic": "edgeq.backends.systolic.compile:SystolicBackend",

@@ -41,6 +41,8 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq quantize model.onnx --data calib/ -t android-xnnpack -o model.tflite": LITERT,
     "edgeq package model.onnx --data calib/ -t raspberry-pi-5-litert -t cortex-m7 -o dist/": LITERT,
     "edgeq verify dist/ --on all": LITERT,
+    "edgeq quantize model.onnx --data calib/ -t stm32mp25 -o model.tflite": LITERT,
+    "edgeq inspect model.onnx -t imx95": LITERT,
     "edgeq eval model.tflite --data val/ --task classification": LITERT,
     "edgeq package model.onnx --data calib/ --fix N=1 -t cortex-m7 -o dist/": LITERT,
     "edgeq package model.onnx --data calib/ --fix N=1 -t ethos-u55-128 -o npu/": LITERT,

@@ -87,7 +87,11 @@ def test_backends_and_their_shapes(profile: Profile) -> None:
         case "qnn":
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "U8S8", True)
         case "litert":
+            assert (scheme.format, scheme.pair) == ("QDQ", "S8S8")
+            assert scheme.per_channel == (profile.name != "litert-npu-per-tensor")
+        case "neural-art":
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "S8S8", True)
+            assert not scheme.activation_symmetric
         case "rknn":
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "S8S8", True)
             assert not scheme.activation_symmetric

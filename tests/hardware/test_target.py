@@ -49,6 +49,10 @@ EXPECTED = {
     **{f"ethos-u55-{macs}": "litert-micro" for macs in (32, 64, 128, 256)},
     **{f"ethos-u65-{macs}": "litert-micro" for macs in (256, 512)},
     **{f"ethos-u85-{macs}": "litert-micro" for macs in (128, 256, 512, 1024, 2048)},
+    **dict.fromkeys(("stm32mp25", "stm32mp23", "genio-510", "genio-700", "imx8mp"), "litert-npu-per-tensor"),
+    "coral-edge-tpu": "litert-npu-per-tensor",
+    "stm32n6": "neural-art",
+    **dict.fromkeys(("imx95", "mcxn947", "rt700"), "litert-npu"),
     **{f"rk{chip}": "rockchip-npu" for chip in (3588, 3576, 3566, 3568, 3562)},
     **{f"rv{chip}": "rockchip-npu" for chip in ("1126b", "1103", "1106")},
     **dict.fromkeys(("rock-5b", "orange-pi-5", "nanopi-r5s", "luckfox-pico-pro-max"), "rockchip-npu"),
@@ -139,7 +143,13 @@ def test_an_unknown_name_brings_the_nearest(name: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    [("rpi5", "raspberry-pi-5"), ("RPi-5", "raspberry-pi-5"), ("jetson", "jetson-orin"), ("Pixel", "android-xnnpack")],
+    [
+        ("rpi5", "raspberry-pi-5"),
+        ("coral", "coral-edge-tpu"),
+        ("RPi-5", "raspberry-pi-5"),
+        ("jetson", "jetson-orin"),
+        ("Pixel", "android-xnnpack"),
+    ],
 )
 def test_an_alias_leads_to_its_target(name: str, target: str) -> None:
     assert is_known(name)
@@ -205,7 +215,7 @@ def test_a_profile_by_path(tmp_path: Path) -> None:
         ),
         (
             'title = "x"\nextends = "arm64-neon"\nbackend = "gpu9"\n',
-            r"t.toml: unknown backend 'gpu9'. Known: cpu, litert, qnn, rknn, systolic, tensorrt",
+            r"t.toml: unknown backend 'gpu9'. Known: cpu, litert, neural-art, qnn, rknn, systolic, tensorrt",
         ),
         ('title = "x"\nextends = "arm64-neon"\n[systolic]\ndmi = 16\n', r"t.toml: unknown key 'dmi' in \[systolic\]"),
         (

@@ -29,13 +29,15 @@ from edgeq.backends.base import (
 )
 from edgeq.backends.litert import ethosu
 from edgeq.backends.litert.companions import with_estimate, with_sources
-from edgeq.backends.litert.convert import lower, refusals
+from edgeq.backends.litert.convert import float_operators, lower, refusals
 from edgeq.backends.litert.dialect import results, tied
 from edgeq.backends.litert.gelu import parts_of_gelu
 from edgeq.backends.litert.interface import with_model_interface, with_signature
 from edgeq.backends.litert.network import TfliteNetwork
+from edgeq.backends.litert.npus import find_compiler
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.tasks import with_tasks_file
+from edgeq.backends.litert.wide import write_widened
 from edgeq.backends.litert.writer import schema, write
 from edgeq.calibration.groups import share_ranges
 from edgeq.calibration.ranges import Range
@@ -49,7 +51,7 @@ from edgeq.measure.node_runs import NodeRun
 from edgeq.model.graph import is_op, name_of
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
-from edgeq.model.load import read_model, read_unchecked, save_model
+from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
 from edgeq.model.pools import write_whole_pools
 from edgeq.model.prepare import PreparedModel
@@ -58,7 +60,7 @@ from edgeq.quantization.params import is_spread_thin
 from edgeq.quantization.qdq import write_qdq
 from edgeq.run.engines import Engine, EngineChoice, load_engines
 from edgeq.run.session import SessionSettings, open_simulator
-from edgeq.scheme import Scheme
+from edgeq.scheme import ALL_NODES, Scheme
 
 _SUFFIX = ".tflite"
 _DEFAULT_ENGINE = "litert"
@@ -95,8 +97,18 @@ class LitertBackend(TargetBackend):
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the .tflite kernels cannot run. See `Backend.check`."""
-        refuse_wide(scheme, self.title)
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
+        compiler = find_compiler(self._device)
+        if compiler is None:
+            return
+        # 16 bits may be possible on some of these NPUs, but nothing here could prove it.
+        refuse_wide(scheme, compiler.title)
+        limit = compiler.rejected_cases.get("per-channel")
+        if scheme.per_channel and limit is not None:
+            problem = (
+                f"{compiler.title} takes no weights with a scale for each channel: {limit.reason} ({limit.source})"
+            )
+            raise UsageError(problem, "Add ⟨per_channel=False⟩")
 
     def check_packages(self) -> None:
         """Refuse to build without the schema of .tflite files. See `Backend.check_packages`."""
@@ -113,7 +125,7 @@ class LitertBackend(TargetBackend):
     ) -> Artifact:
         """Write to `destination` the Q/DQ model from which the .tflite file is made. See `Backend.build`."""
         self.check(scheme)
-        check_names(prepared, scheme.exclude)
+        check_names(prepared, (*scheme.exclude, *(name for name in scheme.wide if name != ALL_NODES)))
         place = Path(tempfile.mkdtemp(prefix="litert-", dir=prepared.path.parent))
         prepared, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
         # The prediction names the user's nodes, so it comes before the rewrites that add others.
@@ -129,18 +141,22 @@ class LitertBackend(TargetBackend):
         # join that stays in float ties nothing: the range of boxes in pixels would leave no step to scores.
         float_nodes = {str(node.name) for node in model.graph} - nodes
         shared_ranges = share_ranges(model, ranges, tied(), float_nodes)
+        source = model.clone()
         write_qdq(model, shared_ranges, scheme, nodes, source=prepared.source, results=results())
-        save_model(model, destination)
-        # The Q/DQ model is lowered at once, only to refuse here what the conversion would refuse later.
-        network = lower(read_unchecked(destination), prepared.source)
         engine = self.engine
+        # The Q/DQ model is lowered at once, only to refuse here what the conversion would refuse later.
+        widened = write_widened(model, source, scheme, destination, engine.name, prepared.source)
+        network = widened.network
         # LiteRT and TFLite Micro have different kernels for one format.
         check_kernels(network, engine.name)
+        compiler = find_compiler(self._device)
+        limits = compiler.notes(network.operators) if compiler is not None else ()
         return Artifact(
             model=destination,
             scheme=scheme,
             provider="CPUExecutionProvider",
-            notes=(f"the answers come from {engine.title} on this machine",),
+            notes=(f"the answers come from {engine.title} on this machine", *widened.notes, *limits),
+            details={"wide_share": widened.share} if scheme.wide else {},
             coverage=_coverage(prepared.model, network, float_reasons),
             engine=EngineChoice(engine),
         )
@@ -159,19 +175,24 @@ class LitertBackend(TargetBackend):
         return dataclasses.replace(engine, options={**engine.options, _INTERFACE: _INTEGERS})
 
     def estimated(self, artifact: Artifact) -> Artifact:
-        """If the target has an Ethos-U, return `artifact` with vela's estimate. See `Backend.estimated`."""
+        """If the target is a microcontroller, return `artifact` with a forecast of its memory; with an Ethos-U, this is
+        vela's estimate. See `Backend.estimated`.
+        """
         with scratch_folder("edgeq-estimate-") as folder:
-            return with_estimate(artifact, self.engine, self._device, Path(folder))
+            return with_estimate(artifact, self.engine, self.target, Path(folder))
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
         """Return `artifact` with sources if the target is a microcontroller, with vela's compiled file if the target
         has an Ethos-U, and with a file for MediaPipe Tasks if it has a CPU. See `Backend.with_companions`.
         """
         engine = self.engine
-        # An application on a CPU loads the .tflite file itself and needs no sources.
+        # An application on a CPU loads the .tflite file itself and needs no sources. A file for MediaPipe Tasks has
+        # float operators, which do not run on an NPU.
         if "CPU" in engine.devices:
+            if find_compiler(self._device) is not None:
+                return artifact
             return with_tasks_file(artifact, samples, folder)
-        return with_sources(artifact, engine, self._device, samples, folder, count=count)
+        return with_sources(artifact, engine, self.target, samples, folder, count=count)
 
     def simulator(self) -> DeviceSimulator:
         """Return a simulator that runs models in the kernels of a target's engine."""
@@ -197,6 +218,12 @@ class LitertBackend(TargetBackend):
     def refusals(self, model: ir.Model, source: Path) -> Mapping[str, str]:
         """Return the nodes that a .tflite file cannot express. See `Backend.refusals`."""
         return refusals(model, source, self.engine.name)
+
+    def remarks(self, model: ir.Model, source: Path) -> tuple[str, ...]:
+        """Return the operators that an NPU's compiler is known not to take. See `Backend.remarks`."""
+        compiler = find_compiler(self._device)
+        # The model is in float here, so only the operators and their sizes count.
+        return compiler.notes(float_operators(model, source), floats=False) if compiler is not None else ()
 
     def convert(self, model: Path, destination: Path, options: Mapping[str, Any]) -> None:
         """Write a model as a .tflite file. See `Backend.convert`.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from edgeq.backends.base import ESTIMATE, Artifact
 from edgeq.backends.litert import ethosu, micro
 from edgeq.backends.litert.convert import lower
+from edgeq.backends.litert.memory import MemoryForecast
+from edgeq.backends.litert.npus import find_compiler
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, RuntimeUnavailableError
+from edgeq.hardware.target import Target
 from edgeq.model.load import read_unchecked
 from edgeq.run.engines import Engine
 from edgeq.run.session import EngineFiles
@@ -27,7 +28,7 @@ _TWIN = (
 def with_sources(
     artifact: Artifact,
     engine: Engine,
-    device: Mapping[str, Any],
+    target: Target | None,
     samples: Samples,
     folder: Path,
     *,
@@ -37,8 +38,8 @@ def with_sources(
 
     Args:
         engine: TFLite Micro, configured for files with integer inputs and outputs.
-        device: the target's [device] table. Its "engine_options" are those of vela; a target without an Ethos-U has
-            none.
+        target: the target, whose `[device] engine_options` are those of vela if it has an Ethos-U; None if the file is
+            for no particular target.
         folder: private folder for the files; it does not exist yet.
         count: number of `samples` that become the self-test.
     """
@@ -46,14 +47,25 @@ def with_sources(
     folder.mkdir()
     file = EngineFiles(folder).convert_once(artifact.model, engine)
     # First, because the sources mention vela's file only if there is one.
-    artifact = with_estimate(artifact, engine, device, folder)
+    artifact = with_estimate(artifact, engine, target, folder)
     compiled = folder / _COMPILED.name
     files = {str(_COMPILED): compiled} if compiled.exists() else {}
     notes = artifact.notes
     try:
         network, twin = lower(read_unchecked(artifact.model), artifact.model), _TWIN if files else ""
+        forecast = artifact.details.get(ESTIMATE)
+        # The search for the arena takes seconds, so it runs once.
+        arena = forecast.arena_bytes if isinstance(forecast, MemoryForecast) else micro.arena_bytes(file, engine)
         files |= micro.write_sources(
-            artifact.model.stem, network, file, engine, samples, folder / micro.FOLDER, count=count, twin=twin
+            artifact.model.stem,
+            network,
+            file,
+            engine,
+            samples,
+            folder / micro.FOLDER,
+            count=count,
+            arena=arena,
+            twin=twin,
         )
     # The .tflite file is complete without sources, so a missing tool must not cost the user the whole bundle.
     except (RuntimeUnavailableError, EngineError) as error:
@@ -61,19 +73,24 @@ def with_sources(
     return replace(artifact, files={**artifact.files, **files}, notes=notes)
 
 
-def with_estimate(artifact: Artifact, engine: Engine, device: Mapping[str, Any], folder: Path) -> Artifact:
-    """Return `artifact` with vela's estimate, and write vela's compiled file to `folder`.
+def with_estimate(artifact: Artifact, engine: Engine, target: Target | None, folder: Path) -> Artifact:
+    """Return `artifact` with vela's estimate, and write vela's compiled file to `folder`. If the target is a
+    microcontroller without an Ethos-U, return `artifact` with a forecast of its memories.
 
-    If vela is missing or fails, return `artifact` with a note. If the target has no Ethos-U, return `artifact`
+    If a tool is missing or fails, return `artifact` with a note. If the target is no microcontroller, return `artifact`
     unchanged.
 
     Args:
-        engine, device: the same as in `with_sources`.
+        engine, target: the same as in `with_sources`.
     """
-    options = device.get("engine_options", {})
-    # Only the targets with an Ethos-U set options, which are vela's.
-    if not options:
+    # A CPU has far more memory than these models need.
+    if "CPU" in engine.devices or target is None:
         return artifact
+    device = target.device
+    options = device.get("engine_options", {})
+    # The options of the targets with an Ethos-U are vela's.
+    if not options or find_compiler(device) is not None:
+        return _with_memories(artifact, engine, target, folder)
     try:
         file = EngineFiles(folder).convert_once(artifact.model, engine)
         estimate = ethosu.compile_for(file, options, folder / _COMPILED.name, device.get("memories", {}))
@@ -81,3 +98,14 @@ def with_estimate(artifact: Artifact, engine: Engine, device: Mapping[str, Any],
         return replace(artifact, notes=(*artifact.notes, f"not compiled for the NPU: {error.text}"))
     details = {**artifact.details, ESTIMATE: estimate}
     return replace(artifact, details=details, notes=(*artifact.notes, *estimate.notes()))
+
+
+def _with_memories(artifact: Artifact, engine: Engine, target: Target, folder: Path) -> Artifact:
+    try:
+        file = EngineFiles(folder).convert_once(artifact.model, engine)
+        arena = micro.arena_bytes(file, engine)
+    except (RuntimeUnavailableError, EngineError) as error:
+        return replace(artifact, notes=(*artifact.notes, f"no forecast of the memory: {error.text}"))
+    forecast = MemoryForecast.of(arena, file.stat().st_size, target, engine.title)
+    details = {**artifact.details, ESTIMATE: forecast}
+    return replace(artifact, details=details, notes=(*artifact.notes, *forecast.notes()))

@@ -7,14 +7,16 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgeq.backends.litert.dialect import dialect
+from edgeq.backends.litert.fuse import fuse_activations
 from edgeq.backends.litert.gelu import join_gelu
 from edgeq.backends.litert.lower import Lowering
-from edgeq.backends.litert.network import TfliteNetwork
+from edgeq.backends.litert.network import TfliteNetwork, TfliteOperator
 from edgeq.backends.litert.operators import HANDLERS
 from edgeq.backends.litert.rules import check
 from edgeq.errors import ModelError
 from edgeq.model.einsum import write_einsums
 from edgeq.model.fixed_shapes import fold_shapes, infer_shapes
+from edgeq.model.graph import is_op
 from edgeq.model.pools import write_whole_pools
 
 
@@ -28,7 +30,7 @@ def lower(model: ir.Model, source: Path) -> TfliteNetwork:
         ModelError: a .tflite file cannot express a node; the message names the node and the reason.
     """
     fixed = prepare_graph(model, source)
-    network = Lowering(fixed, HANDLERS).run()
+    network = fuse_activations(Lowering(fixed, HANDLERS).run())
     check(network)
     return network
 
@@ -43,9 +45,17 @@ def refusals(model: ir.Model, source: Path, engine: str) -> dict[str, str]:
     except ModelError as error:
         return {"": error.text.removeprefix(f"{source}: ")}
     for operator in operators:
-        if engine in dialect()[operator.kind].lacking:
+        if dialect()[operator.kind].lacks(engine, operator.type):
             refused.setdefault(operator.node, f"becomes {operator.kind}, for which {engine} has no kernel")
     return refused
+
+
+def float_operators(model: ir.Model, source: Path) -> tuple[TfliteOperator, ...]:
+    """Return the operators of a float model's file that can be written. Return none if an input has no fixed sizes."""
+    try:
+        return Lowering(prepare_graph(model, source), HANDLERS).refusals()[1]
+    except ModelError:
+        return ()
 
 
 def prepare_graph(model: ir.Model, source: Path) -> ir.Model:
@@ -79,5 +89,9 @@ def _at_batch_one(model: ir.Model, source: Path) -> ir.Model:
                 problem = f"{source}: input {value.name!r} has no fixed size on axis {axis} ({size.value or 'unknown'})"
                 raise ModelError(problem, f"Give ⟨fix⟩ {name}=SIZE: a .tflite file has fixed sizes")
         value.shape = ir.Shape(sizes)
+    for node in fixed.graph:
+        # Shape inference does not know onnxruntime's own pairs, which 16-bit integers need. Their shapes are the same.
+        if is_op(node, "QuantizeLinear", "DequantizeLinear"):
+            node.domain = ""
     infer_shapes(fixed)
     return fixed

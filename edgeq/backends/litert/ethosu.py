@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +24,7 @@ from edgeq_device.system.places import scratch_folder
 from edgeq_device.system.programs import build_child_environment, find_program
 from msgspec import Meta
 
+from edgeq.backends.litert.memory import lacking_memories, of_limit
 from edgeq.errors import EngineError, HardwareError, RuntimeUnavailableError, one_line
 from edgeq.util.display import Displayed
 from edgeq.util.records import Amount, Count
@@ -91,24 +91,12 @@ class VelaEstimate(Displayed):
     flash_limit_kib: Amount | None = None
 
     def __str__(self) -> str:
-        memory = f"SRAM {_of(self.sram_kib, self.sram_limit_kib)}"
+        memory = f"SRAM {of_limit(self.sram_kib, self.sram_limit_kib)}"
         memory += f", DRAM {self.dram_kib:.0f} KiB" if self.dram_kib else ""
-        memory += f", flash {_of(self.flash_kib, self.flash_limit_kib)}" if self.flash_kib else ""
+        memory += f", flash {of_limit(self.flash_kib, self.flash_limit_kib)}" if self.flash_kib else ""
         configuration = f"{self.accelerator}, {self.system_config}, {self.memory_mode}"
         only = " on the NPU alone" if self.cpu_operators else ""
         return f"{self.basis}: {self.cycles:,} cycles, {self.ms:.2f} ms{only}, {memory} ({configuration})"
-
-    def _lacking(self) -> Iterator[str]:
-        """Yield a sentence for each memory of the target that is too small, or one if no size is known."""
-        memories = (("SRAM", self.sram_kib, self.sram_limit_kib), ("flash", self.flash_kib, self.flash_limit_kib))
-        for name, used, limit in memories:
-            if limit is not None and used > limit:
-                yield (
-                    f"the model does not fit into the target: it needs {math.ceil(used):,} KiB of {name}, and the "
-                    f"target has {limit:,.0f} KiB; use a smaller model or another memory mode"
-                )
-        if self.sram_limit_kib is None and self.flash_limit_kib is None:
-            yield "edgeq does not know whether the model fits: the target's file has no [device.memories]"
 
     def notes(self) -> tuple[str, ...]:
         """Return sentences with the estimate, the memories that are too small, and the operators that stay on the CPU.
@@ -120,11 +108,8 @@ class VelaEstimate(Displayed):
         listed += [f"{more} more operators stay on the CPU; the JSON names them"] if more > 0 else []
         if self.cpu_operators:
             listed.insert(0, f"vela counts the operators that stay on the CPU ({self.cpu_operators}) as 0 cycles")
-        return str(self), *self._lacking(), *listed
-
-
-def _of(used: float, limit: float | None) -> str:
-    return f"{used:.0f} KiB" if limit is None else f"{used:.0f} of {limit:.0f} KiB"
+        memories = [("SRAM", self.sram_kib, self.sram_limit_kib), ("flash", self.flash_kib, self.flash_limit_kib)]
+        return str(self), *lacking_memories(memories), *listed
 
 
 def compile_for(

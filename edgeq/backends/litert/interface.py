@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.backends.litert.layout import Order, keeps_elements, model_order, moves, stored_shape
-from edgeq.backends.litert.network import Port, TfliteNetwork, TfliteOperator, TfliteTensor
+from edgeq.backends.litert.network import QUANTIZED, Port, TfliteNetwork, TfliteOperator, TfliteTensor
 
 _NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
 
@@ -71,12 +71,13 @@ def _model_input(port: Port, order: Order) -> tuple[Port, list[TfliteOperator]]:
     """
     shape = stored_shape(port.tensor.shape, moves(port.order, order))
     model_tensor = current = TfliteTensor(
-        f"{port.name}/model", shape, "float32" if port.tensor.type == "int8" else port.tensor.type
+        f"{port.name}/model", shape, "float32" if port.tensor.type in QUANTIZED else port.tensor.type
     )
     operators = []
     moved = order != port.order
-    if port.tensor.type == "int8":
-        current = replace(model_tensor, name=f"{port.name}/integers", type="int8", scales=port.tensor.scales)
+    if port.tensor.type in QUANTIZED:
+        name, type_ = f"{port.name}/integers", port.tensor.type
+        current = replace(model_tensor, name=name, type=type_, scales=port.tensor.scales)
         # Without a move, the QUANTIZE writes the network's own input tensor, and no extra tensor is needed.
         current = current if moved else port.tensor
         operators.append(TfliteOperator("QUANTIZE", (model_tensor,), (current,)))
@@ -98,7 +99,7 @@ def _model_output(port: Port, order: Order) -> tuple[Port, list[TfliteOperator]]
         )
         operators.append(_move(current, converted, permutation))
         current = converted
-    if current.type == "int8":
+    if current.type in QUANTIZED:
         converted = TfliteTensor(f"{port.name}/model", current.shape, "float32")
         operators.append(TfliteOperator("DEQUANTIZE", (current,), (converted,)))
         current = converted

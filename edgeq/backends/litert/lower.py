@@ -29,15 +29,16 @@ from edgeq.backends.litert.layout import (
     reshaped,
     stored_shape,
 )
-from edgeq.backends.litert.network import Port, Scales, TfliteNetwork, TfliteOperator, TfliteTensor, Type
+from edgeq.backends.litert.network import QUANTIZED, Port, Scales, TfliteNetwork, TfliteOperator, TfliteTensor, Type
 from edgeq.errors import ModelError
-from edgeq.model.graph import constant, is_constant, is_op, moves_data, name_of, sizes
+from edgeq.model.graph import constant, is_constant, is_op, moves_data, name_of, operator_of, sizes
 
 _TYPES: dict[ir.DataType, Type] = {
     ir.DataType.FLOAT: "float32",
     ir.DataType.INT8: "int8",
     # The int8 kernels take signed integers, so unsigned ones are shifted by 128, see `_parameters`.
     ir.DataType.UINT8: "int8",
+    ir.DataType.INT16: "int16",
     ir.DataType.INT32: "int32",
     # Indices and sizes. No tensor of such a model has 2^31 elements.
     ir.DataType.INT64: "int32",
@@ -65,8 +66,8 @@ class Stored:
 
     @property
     def scales(self) -> Scales | None:
-        """Return the scales of an int8 tensor, or None for other types."""
-        return self.tensor.scales if self.tensor.type == "int8" else None
+        """Return the scales of a quantized tensor, or None for other types."""
+        return self.tensor.scales if self.tensor.type in QUANTIZED else None
 
 
 class Lowering:
@@ -83,7 +84,13 @@ class Lowering:
         self._names: set[str] = set()
         self._shared: dict[Any, TfliteTensor] = {}
         self._node = ""
-        self.integer = False
+        # The type of the numbers that the current node computes on.
+        self.type: Type = "float32"
+
+    @property
+    def integer(self) -> bool:
+        """Return whether the current node computes on integers."""
+        return self.type in QUANTIZED
 
     def run(self) -> TfliteNetwork:
         """Lower the whole model.
@@ -148,7 +155,7 @@ class Lowering:
         # An input in the order of its first convolution saves a transposition of the whole image.
         order = channels_last(len(shape)) if _wants_channels_last(value) else model_order(len(shape))
         params = self._only_parameters(value)
-        type_ = "int8" if params is not None else _TYPES.get(value.dtype or ir.DataType.FLOAT)
+        type_ = params.type if params is not None else _TYPES.get(value.dtype or ir.DataType.FLOAT)
         if type_ is None:
             raise ModelError(f"input {value.name!r} is of type {value.dtype}", "Export the model with another type")
         tensor = self._fresh(name_of(value), stored_shape(shape, order), type_, params)
@@ -197,27 +204,35 @@ class Lowering:
             handler = self._handlers.get(node.op_type) if is_op(node, node.op_type) else None
             if handler is None:
                 raise CannotWriteError("edgeq does not write this operator yet")
-            self.integer = self._computes_on_integers(node)
+            self.type = self._type_of_node(node)
             try:
                 handler(self, node)
             except CannotWriteError:
                 # A refusal of the integer form is not final: the float form may exist, between two conversions.
                 if not self.integer:
                     raise
-                self.integer = False
+                self.type = "float32"
                 handler(self, node)
 
-    def _computes_on_integers(self, node: ir.Node) -> bool:
-        data = [v for v in node.inputs if v is not None and not self.is_constant(v)]
-        if not data or any(self.stored(v).tensor.type != "int8" for v in data):
-            return False
+    def _type_of_node(self, node: ir.Node) -> Type:
+        """Return the type of the integers that a node computes on, or "float32"."""
+        types = {self.stored(v).tensor.type for v in node.inputs if v is not None and not self.is_constant(v)}
+        # No kernel mixes 8-bit and 16-bit activations.
+        type_ = types.pop() if len(types) == 1 else "float32"
+        return type_ if type_ in QUANTIZED and self._computes_on_integers(node, type_) else "float32"
+
+    def _computes_on_integers(self, node: ir.Node, type_: Type) -> bool:
         # Such a node needs no QuantizeLinear behind it: it keeps its input's scale.
         if moves_data(node) or is_op(node, "Flatten", "Identity", "Dropout", "MaxPool"):
             return True
+        # The bias of a layer on 16-bit activations is a number in the model, see `wide`.
+        bias = operator_of(node).bias if type_ == "int16" else None
+        numbers = (_is_number(value) for place, value in enumerate(node.inputs) if place != bias)
         # Numbers of these operators are bounds, fillers and factors, which have no scale of their own.
-        if not is_op(node, "Clip", "Pad", "Resize") and any(_is_number(v) for v in node.inputs):
+        if not is_op(node, "Clip", "Pad", "Resize") and any(numbers):
             return False
-        return all(self._only_parameters(v) is not None for v in node.outputs if v.uses() or v.is_graph_output())
+        params = [self._only_parameters(v) for v in node.outputs if v.uses() or v.is_graph_output()]
+        return all(scales is not None and scales.type == type_ for scales in params)
 
     def _quantize(self, node: ir.Node) -> None:
         source, params = self.stored(node.inputs[0]), _parameters(node)
@@ -227,10 +242,10 @@ class Lowering:
         """Return a tensor as integers with the scales `params`."""
         if source.scales is not None and source.scales.equals(params):
             return source
-        key = ("quantized", source.tensor, params.scale.tobytes(), params.zero.tobytes())
+        key = ("quantized", source.tensor, params.type, params.scale.tobytes(), params.zero.tobytes())
         integers = self._shared.get(key)
         if integers is None:
-            integers = self._fresh(name or f"{source.tensor.name}/quantized", source.tensor.shape, "int8", params)
+            integers = self._fresh(name or f"{source.tensor.name}/quantized", source.tensor.shape, params.type, params)
             self._emit("QUANTIZE", (source.tensor,), (integers,))
             self._shared[key] = integers
         return Stored(integers, source.order, source.shape, source.features)
@@ -284,7 +299,7 @@ class Lowering:
     def activation(self, value: ir.Value | None) -> Stored:
         """Return an activation as integers if the current node computes on integers, or else as floats."""
         stored = self.stored(value)
-        if self.integer or stored.tensor.type != "int8":
+        if self.integer or stored.tensor.type not in QUANTIZED:
             return stored
         key = stored.tensor.name
         if key not in self._floats:
@@ -359,7 +374,8 @@ class Lowering:
 
     def fixed(self, name: str, values: NDArray[Any], scales: Scales | None = None) -> TfliteTensor:
         """Return the tensor that stores a constant. Equal constants share one tensor."""
-        if values.dtype == np.int64:
+        # Integers with scales are the biases of layers on 16-bit activations.
+        if values.dtype == np.int64 and scales is None:
             # ONNX writes "to the end" as the largest int64. The nearest int32 means the same.
             limits = np.iinfo(np.int32)
             values = values.clip(limits.min, limits.max).astype(np.int32)
@@ -407,12 +423,12 @@ class Lowering:
         """Return a new tensor. If the current node computes on integers, the tensor has integers with the scales
         `scales`. Otherwise, it has the type `type_`.
         """
-        return self._fresh(name, tuple(shape), "int8" if self.integer else type_, scales if self.integer else None)
+        return self._fresh(name, tuple(shape), self.type if self.integer else type_, scales if self.integer else None)
 
     def type_of(self, value: ir.Value) -> Type:
         """Return the type of the file's tensor for a tensor of the model that is not quantized."""
         type_ = _TYPES.get(value.dtype or ir.DataType.FLOAT)
-        if type_ is None or type_ == "int8":
+        if type_ is None or type_ in QUANTIZED:
             raise CannotWriteError(f"{value.name!r} is of type {value.dtype}")
         return type_
 
@@ -468,10 +484,11 @@ class Lowering:
         outputs: tuple[TfliteTensor, ...],
         options: dict[str, Any] | None = None,
     ) -> None:
-        # The handler's operator has no int8 kernel in any runtime, so the node falls back to floats.
-        if self.integer and outputs[0].type == "int8" and dialect()[kind].int8 == 0:
-            raise CannotWriteError(f"{kind} has no int8 kernel")
-        self._operators.append(TfliteOperator(kind, inputs, outputs, options or {}, self._node))
+        operator = TfliteOperator(kind, inputs, outputs, options or {}, self._node)
+        # The handler's operator has no such kernel in any runtime, so the node falls back to floats.
+        if self.integer and outputs[0].type in QUANTIZED and dialect()[kind].version(operator.type) == 0:
+            raise CannotWriteError(f"{kind} has no {operator.type} kernel")
+        self._operators.append(operator)
 
 
 def _parameters(node: ir.Node) -> Scales:
@@ -483,10 +500,11 @@ def _parameters(node: ir.Node) -> Scales:
     unsigned = zero is None or zero.dtype == np.uint8
     if zero is None:
         zero = np.zeros(scale.shape, np.uint8)
-    elif zero.dtype not in (np.uint8, np.int8, np.int32):
+    elif zero.dtype not in (np.uint8, np.int8, np.int16, np.int32):
         raise CannotWriteError(f"it has integers of type {zero.dtype}")
-    shifted = zero.astype(np.int64) - 128 * unsigned
-    return Scales(np.atleast_1d(scale.astype(np.float32)), np.atleast_1d(shifted), node.attributes.get_int("axis", 1))
+    shifted = np.atleast_1d(zero.astype(np.int64) - 128 * unsigned)
+    type_: Type = "int16" if zero.dtype == np.int16 else "int8"
+    return Scales(np.atleast_1d(scale.astype(np.float32)), shifted, node.attributes.get_int("axis", 1), type_)
 
 
 def _is_number(value: ir.Value | None) -> bool:

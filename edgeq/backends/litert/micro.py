@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.litert.network import Port, TfliteNetwork
+from edgeq.backends.litert.network import QUANTIZED, Port, TfliteNetwork
 from edgeq.data.samples import Samples
 from edgeq.errors import DataError, EngineError, RuntimeUnavailableError
 from edgeq.measure.inference import infer
@@ -53,6 +53,7 @@ def write_sources(
     folder: Path,
     *,
     count: int,
+    arena: int,
     twin: str = "",
 ) -> dict[str, Path]:
     """Create `folder`, write the sources into it, and return their paths, keyed by their names in a bundle.
@@ -63,6 +64,7 @@ def write_sources(
         file: the .tflite file, which has integer inputs and outputs.
         engine: TFLite Micro.
         count: number of `samples` that become the self-test.
+        arena: size of the interpreter's arena in bytes, see `arena_bytes`.
         twin: a sentence on the compiled form that ships with the file; "" if there is no such form.
 
     Raises:
@@ -72,8 +74,6 @@ def write_sources(
     """
     folder.mkdir(parents=True)
     cases = _cases(network, file, engine, samples, min(count, _MOST_CASES))
-    # The arena is found by trying, because only the interpreter knows how it plans its memory.
-    arena = arena_bytes(file, engine)
     kinds = sorted({operator.kind for operator in network.operators})
     readme = {
         "NAME": name,
@@ -105,8 +105,8 @@ def resolver_method(kind: str) -> str:
 
 
 def arena_bytes(file: Path, engine: Engine) -> int:
-    """Return the size, in steps of 1 KiB, of the smallest arena in which TFLite Micro's interpreter can prepare the
-    file.
+    """Return the size in bytes, in steps of 1 KiB, of the smallest arena in which TFLite Micro's interpreter can
+    prepare the file. It is found by trying, because only the interpreter knows how it plans its memory.
 
     Raises:
         EngineError: even an arena of 256 MiB is too small.
@@ -158,8 +158,8 @@ def _cases(network: TfliteNetwork, file: Path, engine: Engine, samples: Samples,
 def encoded(port: Port, array: NDArray[Any]) -> NDArray[Any]:
     """Convert an array of the model to the type, scale and axis order of the file's tensor, and return it."""
     scales = port.tensor.scales
-    if port.tensor.type == "int8" and scales is not None:
-        limits = np.iinfo(np.int8)
+    if port.tensor.type in QUANTIZED and scales is not None:
+        limits = np.iinfo(port.tensor.type)
         steps = np.rint(array.astype(np.float32) / scales.scale[0]) + scales.zero[0]
         array = np.clip(steps, limits.min, limits.max)
     return np.ascontiguousarray(array.transpose(port.order).astype(port.tensor.type))

@@ -9,33 +9,41 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Type = Literal["float32", "int8", "int32", "int64", "bool", "uint8"]
+Type = Literal["float32", "int8", "int16", "int32", "int64", "bool", "uint8"]
+QUANTIZED: tuple[Type, ...] = ("int8", "int16")
+"""The types of quantized activations."""
+BIAS_TYPES: dict[Type, Type] = {"int8": "int32", "int16": "int64"}
+"""Type of a layer's activations → type of its bias."""
+_WIDEST_FIRST: tuple[Type, ...] = ("float32", "int16", "int8")
 
 
 @dataclass(frozen=True, eq=False)
 class Scales:
     """Describe how the integers of a tensor represent numbers: x = (q - zero) * scale.
 
-    The tensor has one scale and one zero point, or one of each for every index of `axis`.
+    The tensor has one scale and one zero point, or one of each for every index of `axis`. The integers of an activation
+    are of the type `type`.
     """
 
     scale: NDArray[np.float32]
     zero: NDArray[np.int64]
     # Meaningful only if there are several scales.
     axis: int = 0
+    type: Type = "int8"
 
     def equals(self, candidate: Scales | None) -> bool:
         """Return whether every integer represents the same number with these scales as with `candidate`."""
         return (
             candidate is not None
+            and self.type == candidate.type
             and self.scale.shape == candidate.scale.shape
             and bool(np.all(self.scale == candidate.scale) and np.all(self.zero == candidate.zero))
         )
 
     @classmethod
-    def of(cls, scale: float, zero: int) -> Scales:
+    def of(cls, scale: float, zero: int, type_: Type = "int8") -> Scales:
         """Return scales with one scale and one zero point for the whole tensor."""
-        return cls(np.array([scale], np.float32), np.array([zero], np.int64))
+        return cls(np.array([scale], np.float32), np.array([zero], np.int64), type=type_)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +72,15 @@ class TfliteOperator:
     outputs: tuple[TfliteTensor, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     node: str = ""
+
+    @property
+    def type(self) -> Type | None:
+        """Return the type of the numbers that the operator reads: "float32", "int16" or "int8". Return None if it reads
+        only other types, such as indices.
+        """
+        types = {tensor.type for tensor in self.inputs if tensor is not None}
+        # The weights of an operator on 16-bit activations are int8, so the widest type is that of the activations.
+        return next((kind for kind in _WIDEST_FIRST if kind in types), None)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from edgeq.backends.litert.dialect import dialect
-from edgeq.backends.litert.network import Scales, TfliteNetwork, TfliteOperator, TfliteTensor
+from edgeq.backends.litert.dialect import dialect, fixed_output
+from edgeq.backends.litert.network import BIAS_TYPES, QUANTIZED, TfliteNetwork, TfliteOperator, TfliteTensor
 from edgeq.errors import ModelError
 
 # The product of two float32 scales is rounded to float32 in the file.
@@ -37,7 +37,7 @@ def check_kernels(network: TfliteNetwork, engine: str) -> None:
         ModelError: the engine has no kernel for an operator; the message names the node.
     """
     for operator in network.operators:
-        if engine in dialect()[operator.kind].lacking:
+        if dialect()[operator.kind].lacks(engine, operator.type):
             problem = f"node {operator.node!r} becomes {operator.kind}, for which {engine} has no kernel"
             raise ModelError(problem, "Export the model without it, or choose a target with LiteRT")
 
@@ -57,18 +57,19 @@ def problems(network: TfliteNetwork) -> Iterator[str]:
             if tensor is not None and tensor.values is None and tensor not in available:
                 yield f"{location}: it reads {tensor.name!r}, which no earlier operator makes"
         available.update(operator.outputs)
-        if _integers(operator) and row.int8 == 0:
-            yield f"{location}: no runtime has an int8 kernel"
         if _integers(operator):
+            if row.version(operator.type) == 0:
+                yield f"{location}: no runtime has an {operator.type} kernel"
             for rule in row.rules:
                 yield from (f"{location}: {fault}" for fault in RULES[rule](operator))
     yield from _tensors(network)
 
 
 def _integers(operator: TfliteOperator) -> bool:
-    """Return whether an operator computes on int8: it has int8 and no float32 inputs, and is not a DEQUANTIZE."""
-    data = [tensor for tensor in operator.inputs if tensor is not None and tensor.type in ("int8", "float32")]
-    return bool(data) and all(tensor.type == "int8" for tensor in data) and operator.kind != "DEQUANTIZE"
+    """Return whether an operator computes on integers: it reads quantized and no float32 tensors, and is not a
+    DEQUANTIZE.
+    """
+    return operator.type in QUANTIZED and operator.kind != "DEQUANTIZE"
 
 
 def _tensors(network: TfliteNetwork) -> Iterator[str]:
@@ -77,7 +78,7 @@ def _tensors(network: TfliteNetwork) -> Iterator[str]:
         if tensor.name in names:
             yield f"two tensors are named {tensor.name!r}"
         names.add(tensor.name)
-        if tensor.type == "int8":
+        if tensor.type in QUANTIZED:
             yield from (f"tensor {tensor.name!r}: {fault}" for fault in _scales(tensor))
         elif tensor.type == "float32" and tensor.scales is not None:
             yield f"tensor {tensor.name!r}: floats with scales"
@@ -92,8 +93,12 @@ def _scales(tensor: TfliteTensor) -> Iterator[str]:
         return
     if not (np.all(np.isfinite(scales.scale)) and np.all(scales.scale > 0)):
         yield "a scale is not positive and finite"
-    if np.any(scales.zero < -128) or np.any(scales.zero > 127):
-        yield "a zero point is not an int8"
+    limits = np.iinfo(tensor.type)
+    if np.any(scales.zero < limits.min) or np.any(scales.zero > limits.max):
+        yield f"a zero point is not an {tensor.type}"
+    # The kernels ignore a zero point of 16-bit integers, whatever the file says.
+    if tensor.type == "int16" and np.any(scales.zero):
+        yield "16-bit integers with a zero point"
     if scales.scale.size > 1 and tensor.shape[scales.axis] != scales.scale.size:
         yield f"{scales.scale.size} scales on an axis of {tensor.shape[scales.axis]}"
     # Kernels read one scale for an activation, whatever the file says.
@@ -121,13 +126,11 @@ def _inputs_as_output(operator: TfliteOperator) -> Iterator[str]:
             yield f"{tensor.name if tensor else ''!r} has another scale than the output"
 
 
-def _output(scale: float, zero: int) -> Callable[[TfliteOperator], Iterator[str]]:
-    def check_output(operator: TfliteOperator) -> Iterator[str]:
-        """Yield a fault if the output's scale or zero point differs from the one that the kernels produce."""
-        if not Scales.of(scale, zero).equals(operator.outputs[0].scales):
-            yield f"its output does not have the scale {scale:g} and zero point {zero}"
-
-    return check_output
+def _fixed_output(operator: TfliteOperator) -> Iterator[str]:
+    result = operator.outputs[0]
+    expected = fixed_output(operator.kind, result.type)
+    if expected is not None and not expected.equals(result.scales):
+        yield f"its output does not have the scale {expected.scale[0]:g} and zero point {expected.zero[0]}"
 
 
 def _weights(axis: int) -> Callable[[TfliteOperator], Iterator[str]]:
@@ -152,8 +155,10 @@ def _bias(operator: TfliteOperator) -> Iterator[str]:
     # A layer without bias has nothing to check, and missing scales are reported by the other rules.
     if bias is None or data is None or weights is None or data.scales is None or weights.scales is None:
         return
-    if bias.type != "int32" or bias.scales is None:
-        yield "its bias is not int32"
+    # LiteRT's and TFLite Micro's kernels read other bits of 16-bit layers with int32 biases: their answers differ.
+    bias_type = BIAS_TYPES[data.type]
+    if bias.type != bias_type or bias.scales is None:
+        yield f"its bias is not {bias_type}"
         return
     expected = data.scales.scale.astype(np.float64) * weights.scales.scale.astype(np.float64)
     if bias.scales.zero.any() or not np.allclose(bias.scales.scale, expected, rtol=_BIAS_TOLERANCE, atol=0):
@@ -163,9 +168,7 @@ def _bias(operator: TfliteOperator) -> Iterator[str]:
 RULES: Mapping[str, Callable[[TfliteOperator], Iterator[str]]] = {
     "input-as-output": _input_as_output,
     "inputs-as-output": _inputs_as_output,
-    "output-256ths": _output(1 / 256, -128),
-    "output-128ths": _output(1 / 128, 0),
-    "output-16ths": _output(1 / 16, 127),
+    "fixed-output": _fixed_output,
     "weights-0": _weights(0),
     "weights-3": _weights(3),
     "bias": _bias,

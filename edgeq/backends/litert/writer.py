@@ -171,9 +171,7 @@ class _FileWriter:
 
 def version(operator: TfliteOperator) -> int:
     """Return the version number that a file states for an operator."""
-    row = dialect()[operator.kind]
-    integers = any(tensor is not None and tensor.type == "int8" for tensor in operator.inputs)
-    return row.int8 if integers else row.float32
+    return dialect()[operator.kind].version(operator.type)
 
 
 def _ports(ports: tuple[Port, ...]) -> list[dict[str, Any]]:

@@ -7,19 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from edgeq.errors import HardwareError, suggest
+from edgeq.model.opset import Opset
 from edgeq.run.toolkit import Toolkit
 from edgeq.util.folders import shipped
 from edgeq.util.record_files import read_toml
-
-
-@dataclass(frozen=True)
-class Opset:
-    """Name the newest opset that the compiler reads, and the operators that later opsets define differently."""
-
-    newest: int
-    changed: tuple[str, ...]
-    why: str
-    source: str
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,13 @@ activations, these changes do not affect what ONNX Runtime's unfused kernels com
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.rknn.data import dialect
 from edgeq.calibration.ranges import Range
-from edgeq.errors import ModelError
 from edgeq.model.edit import Editor, drop_unused_initializers, replace_node
 from edgeq.model.graph import (
     channel_axis,
@@ -34,9 +31,9 @@ from edgeq.model.graph import (
     name_of,
     node_input,
     operator_of,
-    opset_of,
     readers,
 )
+from edgeq.model.opset import lower_opset
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.quant_params import LIMITS
 from edgeq.quantization.params import scheme_params
@@ -84,7 +81,7 @@ def write_dialect(
     shift_constants(model)
     write_defaults(model)
     # Last, because the steps before it may add operators of the model's own opset.
-    lower_opset(model, prepared.source)
+    lower_opset(model, prepared.source, dialect().opset, "Rockchip's compiler")
     drop_unused_initializers(model.graph)
     return model
 
@@ -270,28 +267,6 @@ def write_defaults(model: ir.Model) -> None:
                 node.attributes[rule.name] = ir.convenience.convert_attribute(rule.name, rule.write)
             elif rule.write is None and node.attributes.get_int(rule.name, -1) == 0:
                 node.attributes.pop(rule.name)
-
-
-def lower_opset(model: ir.Model, source: Path) -> None:
-    """Declare the newest opset that the compiler reads, in place, if all the model's operators have the same meaning in
-    it.
-
-    Raises:
-        ModelError: an operator has another meaning in that opset; the message names the operator.
-    """
-    newest, now = dialect().opset.newest, opset_of(model)
-    if now <= newest:
-        return
-    changed = set(dialect().opset.changed)
-    for node in model.graph:
-        if node.domain in ("", "ai.onnx") and (node.op_type in changed or not onnx.defs.has(node.op_type, newest, "")):
-            raise ModelError(
-                f"{source}: {node.name!r} is the {node.op_type} of opset {now}; Rockchip's compiler ends at {newest}",
-                f"Export the model with opset {newest}",
-            )
-    # Only the declaration changes: the check above makes sure that every operator means the same in the older opset.
-    model.opset_imports[""] = newest
-    model.graph.opset_imports[""] = newest
 
 
 def _constants(node: ir.Node) -> Iterator[ir.Value]:

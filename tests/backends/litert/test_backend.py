@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import edgeq
-from edgeq.backends.base import backend_for
+from edgeq.backends.base import Artifact, backend_for
 from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.network import TfliteNetwork
 from edgeq.calibration.collect import collect
@@ -24,6 +24,8 @@ from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.load import read_unchecked
 from edgeq.model.prepare import prepare_model
+from edgeq.run.engines import EngineChoice, load_engines
+from edgeq.scheme import Scheme
 from tests.backends.litert.files import installed, litert
 from tests.graphs import proto
 
@@ -190,3 +192,11 @@ def test_an_absent_package_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     # tune would otherwise report that no candidate could be built.
     with pytest.raises(RuntimeUnavailableError, match="ai-edge-litert is not installed"):
         edgeq.tune(model, data, tmp_path / "tuned", target="android-xnnpack")
+
+
+def test_a_file_for_a_microcontroller_stays_in_its_engine(tmp_path: Path) -> None:
+    choice = EngineChoice(load_engines()["tflite-micro"])
+    artifact = Artifact(tmp_path / "m.onnx", Scheme(), "CPUExecutionProvider", engine=choice)
+    assert artifact.in_engine(choice) is artifact
+    with pytest.raises(UsageError, match="litert cannot run models built for tflite-micro"):
+        artifact.in_engine(EngineChoice(load_engines()["litert"]))

@@ -22,6 +22,7 @@ from edgeq.backends.litert.micro import ARENA, arena_bytes, resolver_method
 from edgeq.cli import group
 from edgeq.data.samples import open_samples
 from edgeq.errors import EngineError, RuntimeUnavailableError
+from edgeq.hardware.target import resolve
 from edgeq.jobs.package import package
 from edgeq.model.convert import bytes_of_text
 from edgeq.model.load import model_signature
@@ -33,7 +34,6 @@ from tests.plugins import needs_plugin
 
 needs_litert = [needs_plugin("litert"), needs_plugin("tflite-micro")]
 STUB = Path(__file__).parent / "stub" / "tflm.h"
-OPTIONS = dict.fromkeys(("accelerator-config", "config", "system-config", "memory-mode"), "any")
 PAIRS = """<ir_version: 8, opset_import: ["": 17]>
 pairs (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) <float one = {1.0}, int8 none = {0}> {
     q = QuantizeLinear(x, one, none)
@@ -161,7 +161,7 @@ class TestWithoutTools:
         artifact = Artifact(model, Scheme(), "CPUExecutionProvider")
         x = np.zeros((1, 2, 4, 4), np.float32)
         samples = open_samples([x], model_signature(model))
-        packed = with_sources(artifact, engine, {"engine_options": OPTIONS}, samples, tmp_path / "c", count=1)
+        packed = with_sources(artifact, engine, resolve("ethos-u55-128"), samples, tmp_path / "c", count=1)
         assert (packed.files, packed.details) == ({}, {})
         assert packed.notes == (
             "not compiled for the NPU: it is not installed. Install it",

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from edgeq.backends.rknn.data import dialect
 from edgeq.backends.rknn.dialect import (
-    lower_opset,
     off_zero,
     open_swish,
     shift_constants,
@@ -28,6 +28,7 @@ from edgeq.errors import ModelError
 from edgeq.model.convert import from_proto
 from edgeq.model.graph import constant, is_constant
 from edgeq.model.load import read_model, save_model
+from edgeq.model.opset import lower_opset
 from edgeq.quantization.params import scheme_params
 from edgeq.run.session import SessionSettings, open_session
 from tests.backends.build import random, residual
@@ -181,11 +182,11 @@ def test_defaults_are_written_and_zeros_left_out() -> None:
 
 def test_a_newer_opset_is_lowered_where_operators_mean_the_same() -> None:
     model = from_proto(proto("g (float[1, 8] x) => (float[1, 8] y) { y = Relu(x) }", {}, opset=21))
-    lower_opset(model, Path("m.onnx"))
+    lower_opset(model, Path("m.onnx"), dialect().opset, "Rockchip's compiler")
     assert model.graph.opset_imports[""] == 19
     gelu = from_proto(proto("g (float[1, 8] x) => (float[1, 8] y) { [act] y = Gelu(x) }", {}, opset=21))
     with pytest.raises(ModelError, match=r"m\.onnx: 'act' is the Gelu of opset 21.* ends at 19\. Export"):
-        lower_opset(gelu, Path("m.onnx"))
+        lower_opset(gelu, Path("m.onnx"), dialect().opset, "Rockchip's compiler")
 
 
 def test_an_excluded_layer_keeps_float_weights_and_pairs_on_both_sides(tmp_path: Path) -> None:

@@ -78,6 +78,8 @@ def constant_side(work: Lowering, value: ir.Value | None, rank: int, order: Orde
     # The kernels of these operators read one scale for each input.
     if scales is not None and scales.scale.size > 1:
         raise CannotWriteError("it reads a constant with a scale for each channel")
+    if scales is not None and scales.type != work.type:
+        raise CannotWriteError("it reads a constant with integers of another type")
     raised = values.reshape((1,) * (rank - values.ndim) + values.shape)
     stored = raised.transpose(order) if values.size > 1 else values.reshape((1,) * rank)
     return Stored(work.fixed(name_of(value), stored, scales), order, raised.shape)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.backends.litert.dialect import fixed_output
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import Scales
 from edgeq.backends.litert.operators.arithmetic import ACTIVATED, constant_side
@@ -21,13 +22,9 @@ def write_unary(kind: str, **options: Any) -> Callable[[Lowering, ir.Node], None
     def write(work: Lowering, node: ir.Node) -> None:
         """Write an operator on one tensor."""
         source = work.in_order(work.activation(node.inputs[0]))
-        work.write(node, kind, (source.tensor,), source.order, dict(options), scales=_FIXED.get(kind))
+        work.write(node, kind, (source.tensor,), source.order, dict(options), scales=fixed_output(kind, work.type))
 
     return write
-
-
-_FIXED = {"LOGISTIC": Scales.of(1 / 256, -128), "TANH": Scales.of(1 / 128, 0)}
-"""Output scales that the kernels of .tflite files always use, whatever scales a file contains."""
 
 
 def write_leaky(work: Lowering, node: ir.Node) -> None:
@@ -70,8 +67,9 @@ def write_clamp(work: Lowering, node: ir.Node) -> None:
     source = work.in_order(source)
     # The three activations that the file has as operators.
     kind = {(0.0, np.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}.get(bounds)
-    if not work.integer and kind is not None:
-        work.write(node, kind, (source.tensor,), source.order)
+    # In 8 bits, each clamp is in the scale of its tensor. In 16 bits, the scales before and after it are the same.
+    if work.type != "int8" and kind is not None:
+        work.write(node, kind, (source.tensor,), source.order, like=source.tensor if work.integer else None)
         return
     current = source
     for bound, step in zip(bounds, ("MAXIMUM", "MINIMUM"), strict=True):
@@ -126,6 +124,8 @@ def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
                 output = work.partial(f"{name}/{kind.lower()}ed", shape, None)
                 tensor = work.emit(kind, (tensor, constant), output, ACTIVATED.get(kind))
         return
+    if scales.type != "int8":
+        raise CannotWriteError("its clamp is the end of the integers' range, which 16-bit integers reach beyond")
     # Both numbers become scales of constants, and a scale cannot be negative.
     if alpha <= 0 or beta < 0:
         raise CannotWriteError(f"its alpha, {alpha:g}, is not positive, or its beta, {beta:g}, is negative")
@@ -153,9 +153,8 @@ def write_softmax(work: Lowering, node: ir.Node) -> None:
         order = (*[a for a in range(rank) if a != axis], axis)
     source = work.arranged(source, order)
     kind = "LOG_SOFTMAX" if node.op_type == "LogSoftmax" else "SOFTMAX"
-    # The kernels write these scales whatever the file says.
-    fixed = Scales.of(16 / 256, 127) if kind == "LOG_SOFTMAX" else Scales.of(1 / 256, -128)
-    work.write(node, kind, (source.tensor,), order, {"beta": 1.0} if kind == "SOFTMAX" else {}, scales=fixed)
+    options = {"beta": 1.0} if kind == "SOFTMAX" else {}
+    work.write(node, kind, (source.tensor,), order, options, scales=fixed_output(kind, work.type))
 
 
 def write_cast(work: Lowering, node: ir.Node) -> None:

@@ -31,7 +31,8 @@ def filler_of(source: TfliteTensor, value: float) -> tuple[float, float]:
     if source.scales is None:
         return (float(np.finfo(np.float32).min) if value == -np.inf else value), 0.0
     zero = int(source.scales.zero[0])
+    limits = np.iinfo(source.type)
     # The lowest integer is below every other, which is all that a maximum needs.
     if value == -np.inf:
-        return -128, zero
-    return int(np.clip(np.rint(value / float(source.scales.scale[0])) + zero, -128, 127)), zero
+        return limits.min, zero
+    return int(np.clip(np.rint(value / float(source.scales.scale[0])) + zero, limits.min, limits.max)), zero

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.litert.layout import model_order
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
-from edgeq.backends.litert.network import Scales, TfliteTensor
+from edgeq.backends.litert.network import BIAS_TYPES, Scales, TfliteTensor
 from edgeq.backends.litert.operators.slicing import SLICING, slices
 from edgeq.backends.litert.operators.windows import (
     SAME,
@@ -101,9 +101,11 @@ def write_matmul(work: Lowering, node: ir.Node) -> None:
     if work.is_constant(node.inputs[1]) and len(work.sizes(node.inputs[1])) == 2:
         _fully_connected(work, node, transposed_weights=False)
         return
-    # The kernel takes a constant on the right only.
+    # The kernel takes a constant on the right only, and both sides in one type.
     if work.integer and work.is_constant(node.inputs[0]):
         raise CannotWriteError("its left matrix is constant")
+    if work.integer and work.stored(node.inputs[1]).tensor.type != work.type:
+        raise CannotWriteError("its right matrix has integers of another type")
     lhs, rhs = (_in_plain_order(work, value) for value in node.inputs[:2])
     rank, output = max(len(lhs.shape), len(rhs.shape), 2), node.outputs[0]
     rows, columns = lhs.shape[-2:-1], rhs.shape[-1:] if len(rhs.shape) > 1 else ()
@@ -165,7 +167,9 @@ def _on_axis(scales: Scales | None, axis: int) -> Scales | None:
 
 
 def _bias(work: Lowering, node: ir.Node, source: Stored, weights: Scales | None, channels: int) -> TfliteTensor:
-    """Return the bias of a layer, as 32-bit integers at the input's scale times the weights' scale, or as floats."""
+    """Return the bias of a layer, as integers at the input's scale times the weights' scale, or as floats. They have 32
+    bits next to 8-bit activations and 64 bits next to 16-bit ones.
+    """
     value = node_input(node, 2)
     if value is not None and not work.is_constant(value):
         raise CannotWriteError("its bias is computed")
@@ -175,13 +179,14 @@ def _bias(work: Lowering, node: ir.Node, source: Stored, weights: Scales | None,
     # The kernel adds the bias to the sums of products, so it has their scale.
     scale = (source.scales.scale.astype(np.float64) * weights.scale.astype(np.float64)).astype(np.float32)
     scales = Scales(scale, np.zeros(scale.shape, np.int64), 0)
-    values = np.zeros(channels, np.int32)
+    dtype = np.dtype(BIAS_TYPES[work.type])
+    values = np.zeros(channels, dtype)
     if value is not None:
         integers, params = work.constant(value)
         # Integers that already have this scale are taken as they are, without another rounding.
         exact = params is not None and integers.dtype == np.int32 and np.allclose(params.scale, scale, rtol=1e-6)
-        values = integers if exact else np.rint(work.floats(value).ravel() / scale.astype(np.float64)).astype(np.int32)
-    values = np.ascontiguousarray(np.broadcast_to(values.ravel(), channels), np.int32)
+        values = integers if exact else np.rint(work.floats(value).ravel() / scale.astype(np.float64)).astype(dtype)
+    values = np.ascontiguousarray(np.broadcast_to(values.ravel(), channels), dtype)
     return work.fixed(name_of(value) or f"{node.name}/bias", values, scales)
 
 
