@@ -25,7 +25,9 @@ from edgeq.model.graph import (
     read_count,
 )
 from edgeq.model.load import read_unchecked, save_model
-from edgeq.model.quant_params import LIMITS, QuantParams
+from edgeq.model.quant_params import QuantParams
+from edgeq.quantization.bias_fit import largest_bias
+from edgeq.scheme import Scheme
 from edgeq.tuning.recover.layers import Floats, WeightedLayer, initializer
 
 # onnxruntime's quantizer gives this suffix to the operators that it writes in the format QOperator.
@@ -65,18 +67,23 @@ class IntegerLayer:
 class QuantizedFile:
     """Edit a quantized model in memory. Only `save` writes it to a file."""
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, scheme: Scheme | None = None) -> None:
         self.model = model
+        self._scheme = scheme or Scheme()
         self._nodes = GraphIndex(model).nodes
 
     @classmethod
-    def load(cls, path: Path) -> QuantizedFile:
+    def load(cls, path: Path, scheme: Scheme | None = None) -> QuantizedFile:
         """Return the file at `path`.
+
+        Args:
+            scheme: the scheme of the file. None stands for the default of the fields that matter here, `bias_bits` and
+                `fused`.
 
         Raises:
             ModelError: see `edgeq.model.load.read_own`.
         """
-        return cls(read_unchecked(path))
+        return cls(read_unchecked(path), scheme)
 
     def save(self, path: Path) -> None:
         """Write the model to `path`."""
@@ -95,6 +102,9 @@ class QuantizedFile:
         if places is None:
             # In QDQ, the operator itself computes floats, and the QuantizeLinear after it holds the range.
             reader = only_reader(node.outputs[0])
+            # The hardware computes a fused clamp together with the layer, so the integers are those after it.
+            if reader is not None and is_op(reader, *self._scheme.fused):
+                reader = only_reader(reader.outputs[0])
             if reader is None or not is_op(reader, "QuantizeLinear"):
                 return -np.inf, np.inf
             node, places = reader, (1, 2)
@@ -137,7 +147,8 @@ class QuantizedFile:
             new: NDArray[Any] = (old.astype(np.float64).ravel() + change).astype(np.float32)
             added = new.astype(np.float64) - old.ravel()
         else:
-            new = np.clip(np.rint(old.ravel() + change / layer.bias_scale), *LIMITS[ir.DataType.INT32])
+            largest = largest_bias(self._scheme)
+            new = np.clip(np.rint(old.ravel() + change / layer.bias_scale), -largest - 1, largest)
             added = (new - old.ravel()) * layer.bias_scale
         set_constant(layer.bias, new.reshape(old.shape))
         return np.asarray(added, np.float64)

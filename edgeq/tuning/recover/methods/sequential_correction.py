@@ -76,7 +76,7 @@ class SequentialCorrection(Recovery):
             EdgeqError: a model refuses a sample.
         """
         assert state.artifact is not None
-        file = QuantizedFile.load(state.artifact.model)
+        file = QuantizedFile.load(state.artifact.model, state.scheme)
         # A weight or bias that two layers share cannot be right for both.
         integers = [i for i in file.integer_layers(find_layers(state.prepared.model)) if not i.has_other_readers]
         if not integers:
