@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +48,8 @@ class IntegerLayer:
         bias: the initializer of the int32 (or float32) bias, in units of `bias_scale`; None if there is none.
         bias_scale: float64 [outputs].
         has_other_readers: whether other nodes use its weight or bias as well.
+        scales: the initializers of the scales of its weight and its bias, if the layer alone reads them and they can
+            change; else empty.
     """
 
     layer: WeightedLayer
@@ -58,6 +60,7 @@ class IntegerLayer:
     bias: ir.Value | None
     bias_scale: Floats
     has_other_readers: bool
+    scales: tuple[ir.Value, ...] = ()
 
     def per_row(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values [outputs] as [groups, outputs per group, 1]."""
@@ -133,6 +136,21 @@ class QuantizedFile:
         stored = _array(layer.bias)
         return stored.astype(np.float64).ravel() * (1.0 if stored.dtype == np.float32 else layer.bias_scale)
 
+    def set_scale(self, layer: IntegerLayer, scale: Floats) -> IntegerLayer:
+        """Store scales of a layer's weights, and the scales of its bias that follow from them. Return the layer with
+        them. The integers of weights and bias stay as they are, so the caller sets them next.
+
+        Args:
+            scale: float64 [outputs]; if the file has one scale for all outputs, all are equal.
+        """
+        scales = scale.astype(np.float32)
+        units = np.float32(layer.input_scale) * scales
+        for value, new in zip(layer.scales, (scales, units), strict=False):
+            old = _array(value)
+            set_constant(value, new.reshape(old.shape) if old.size > 1 else new[:1].reshape(old.shape))
+        bias_scale = units.astype(np.float64) if len(layer.scales) > 1 else layer.bias_scale
+        return replace(layer, params=replace(layer.params, scale=scale), bias_scale=bias_scale)
+
     def add_to_bias(self, layer: IntegerLayer, change: Floats) -> Floats:
         """Add `change` (float64 [outputs], in the output's unit) to the bias, rounded to its steps.
 
@@ -189,9 +207,10 @@ def _build_integer_layer(
     if weight.integers is None or stored is None or any(initializer(o.scale) is None for o in (source, weight)):
         return None
     scale = _spread(weight.scale, layer)
+    bias_is_float = added is not None and added.dtype == ir.DataType.FLOAT
     if bias.scale is not None:
         bias_scale = _spread(bias.scale, layer)
-    elif added is not None and added.dtype == ir.DataType.FLOAT:
+    elif bias_is_float:
         bias_scale = np.ones(layer.outputs)
     else:
         # An int32 bias without a scale of its own has the unit of the products that it is added to.
@@ -199,6 +218,10 @@ def _build_integer_layer(
     zero = np.zeros(layer.outputs) if weight.zero_point is None else _spread(weight.zero_point, layer)
     # A bias that is one number for all outputs cannot be corrected for each of them.
     changeable = bias.integers if added is not None and added.size == layer.outputs else None
+    scales = [operand.scale for operand in (weight, bias) if operand.scale is not None]
+    # The scale of a bias that stays as it is must stay as well.
+    follows = changeable is not None and (bias.scale is not None or bias_is_float)
+    variable = (bias.integers is None or follows) and all(read_count(value) == 1 for value in scales)
     return IntegerLayer(
         layer,
         node,
@@ -208,6 +231,7 @@ def _build_integer_layer(
         changeable,
         bias_scale,
         any(_is_shared(value) for value in (weight.integers, changeable) if value is not None),
+        tuple(scales) if variable else (),
     )
 
 
