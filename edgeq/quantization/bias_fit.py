@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from edgeq.model.quant_params import QuantParams, fit_scale
 from edgeq.scheme import Scheme
 
-_FILE_BITS = ir.DataType.INT32.bitwidth
+WIDEST_BIAS: int = ir.DataType.INT32.bitwidth
+"""Width of the biases in a file, in bits."""
 # The scale of a bias is a rounded product of two float32 numbers, so the integers keep a margin. Powers of two do not
 # need it.
 _MARGIN = 1.0001
@@ -26,7 +27,7 @@ _MARGIN = 1.0001
 
 def largest_bias(scheme: Scheme) -> int:
     """Return the largest integer of a bias. A file has biases of at most 32 bits, whatever the hardware stores."""
-    return int(2 ** (min(scheme.bias_bits, _FILE_BITS) - 1) - 1)
+    return int(2 ** (min(scheme.bias_bits, WIDEST_BIAS) - 1) - 1)
 
 
 def fit_to_bias(
@@ -47,7 +48,7 @@ def fit_to_bias(
     levels = largest_bias(scheme) / (_MARGIN if scheme.scale == "any" else 1.0)
     # With one scale, the largest number of the file decides, in its own type.
     largest = np.abs(bias.astype(np.float64)) if weight.scale.ndim else np.abs(bias).max(initial=0)
-    if scheme.bias_bits >= _FILE_BITS:  # Only a broken model has a bias that does not fit.
+    if scheme.bias_bits >= WIDEST_BIAS:  # Only a broken model has a bias that does not fit.
         return _grown(weight, largest / levels / float(data.scale), scheme)
     needed = np.abs(bias.astype(np.float64)) / levels / float(data.scale)
     # Larger scales let more of the large biases be cut off. So each step is small, and the first that suffices is best.
@@ -95,7 +96,7 @@ def saturates_anyway(
 def cut_bias(bias: NDArray[np.float32], scale: NDArray[Any], scheme: Scheme) -> NDArray[np.float32]:
     """Return a bias that has at most the largest integer at this scale."""
     # The type's own limit saturates the integers of a bias in 32 bits, and float32 cannot represent that limit.
-    if scheme.bias_bits >= _FILE_BITS:
+    if scheme.bias_bits >= WIDEST_BIAS:
         return bias
     limit = largest_bias(scheme) * scale.astype(np.float64)
     return np.clip(bias, -limit, limit).astype(np.float32)

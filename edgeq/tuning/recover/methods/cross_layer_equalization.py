@@ -33,6 +33,7 @@ from edgeq.data.samples import Samples
 from edgeq.model.graph import GraphIndex, clamp_bounds, is_op, name_of, only_reader, readers
 from edgeq.model.prepare import PreparedModel, save_rewritten
 from edgeq.model.quant_params import fit_scale
+from edgeq.quantization.bias_fit import WIDEST_BIAS
 from edgeq.quantization.params import weight_limits
 from edgeq.scheme import ScaleForm, Scheme
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
@@ -241,9 +242,11 @@ def find_best_factor(
     best, bar = None, _MIN_GAIN * estimate_noise(weights, pair, input_figures, tensor_figures, ones, scheme)
     for maker_power, tensor_power in _POWERS:
         with np.errstate(divide="ignore", invalid="ignore"):
-            factor = _normalise(
-                reach[0] ** maker_power * reach[1] ** tensor_power * behind ** -(1 - maker_power - tensor_power)
-            )
+            factor = reach[0] ** maker_power * reach[1] ** tensor_power * behind ** -(1 - maker_power - tensor_power)
+        # A factor of a channel that is always zero improves nothing, but it may make the channel's bias very large.
+        if scheme.scale != "any" or scheme.bias_bits < WIDEST_BIAS:
+            factor = np.where(reach[1] > 0, factor, 0.0)
+        factor = _normalise(factor)
         factor = _limit_factor(factor, np.asarray(reached))
         error = estimate_noise(weights, pair, input_figures, tensor_figures, factor, scheme)
         if error < bar:
