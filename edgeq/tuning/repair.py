@@ -115,7 +115,9 @@ def repair(
         EdgeqError: a stage of the repair fails.
     """
     assessment = _read_assessment(proof, job.task)
-    if assessment.bound <= max_drop:
+    # Further builds cost no speed where all of them are in integers, so they may also make a result surer.
+    surely = target.profile.integer_only and assessment.basis != "noise"
+    if (assessment.high if surely else assessment.bound) <= max_drop:
         return None, None
     job.progress.note(
         f"{PLAIN} {describe_loss(assessment)}; {describe_allowed_loss(assessment, max_drop)}: trying to repair it"
@@ -139,11 +141,15 @@ def repair(
         )
         trials = Trials(evaluator, Goal(max_drop=max_drop, strict=True), BudgetClock(None), job.progress, _PACE)
         limit = (_INTEGER_BUILDS if target.profile.integer_only else _BUILDS)[effort]
-        attempts = _Attempts(trials, Trial(plain, assessment=assessment), limit, speed)
+        start = Trial(plain, assessment=assessment)
+        # A proof knows only the labels. The estimate that is compared here also uses float32's probabilities.
+        if surely and proof is not None and (again := build_and_assess(trials, plain, "recovery", "")).assessment:
+            start = again
+        attempts = _Attempts(trials, start, limit, speed, surely=surely)
         _try_changes(attempts, job, target, effort, fixed_fields)
         best = attempts.best
         noisiest: tuple[str, ...] = ()
-        closest, loss = (plain, assessment.bound) if best is None else (best.candidate, best.loss)
+        closest, loss = (plain, start.loss) if best is None else (best.candidate, best.loss)
         if loss > max_drop and target.profile.integer_only:
             ranking = evaluator.rank(closest, headroom=1.0, seconds=math.inf)
             noisiest = tuple(layer.name for layer in ranking.layers[:_NAMED_LAYERS])
@@ -151,11 +157,13 @@ def repair(
             effort=effort,
             max_drop=max_drop,
             basis=assessment.basis,
-            plain=assessment.bound,
+            plain=start.loss,
             loss=loss,
             noisiest=noisiest,
             chosen=PLAIN if best is None else _describe_changes(best.candidate, plain),
-            steps=tuple(_describe_step(trial, plain) for trial in trials if trial.screening is not None),
+            steps=tuple(
+                _describe_step(trial, plain) for trial in trials if trial.screening is not None and trial is not start
+            ),
         )
         built = None if best is None else evaluator.builder.build(best.candidate, destination)
     for folder in workdir.glob("candidate-*"):
@@ -191,12 +199,15 @@ class _Attempts:
         plain: the plain build with its assessment.
         limit: largest number of builds.
         speed: measured speed of the plain build relative to float32; None if the target has no clock here.
+        surely: whether a build is good enough only if it certainly loses no more than is allowed. The best of all
+            builds is chosen if none does.
     """
 
-    def __init__(self, trials: Trials, plain: Trial, limit: int, speed: float | None) -> None:
+    def __init__(self, trials: Trials, plain: Trial, limit: int, speed: float | None, *, surely: bool = False) -> None:
         self.trials = trials
         self.plain = plain
         self.speed = speed
+        self._surely = surely
         self._remaining = limit
 
     @property
@@ -212,7 +223,17 @@ class _Attempts:
     @property
     def ended(self) -> bool:
         """Return whether a build is good enough, or no further build is allowed."""
-        return self.used_up or any(self.trials.meets(trial) for trial in self.trials)
+        return self.used_up or any(self._suffices(trial) for trial in self.trials)
+
+    @property
+    def met(self) -> bool:
+        """Return whether a build loses no more than is allowed, by the best estimate."""
+        return self.plain.loss <= self.max_drop or any(self.trials.meets(trial) for trial in self.trials)
+
+    def _suffices(self, trial: Trial) -> bool:
+        assessment = trial.final_assessment
+        surely = not self._surely or (assessment is not None and assessment.high <= self.max_drop)
+        return surely and self.trials.meets(trial)
 
     def add(self, candidate: Candidate) -> Trial:
         """Build and assess a candidate, and return its trial. Its loss is infinite if it cannot be built."""
@@ -264,7 +285,8 @@ def _try_changes(attempts: _Attempts, job: Job, target: Target, effort: Effort, 
             if attempts.ended:
                 return
             attempts.add(candidate)
-    if attempts.ended or "exclude" in fixed_fields or (profile.integer_only and "wide" not in profile.search):
+    integers_suffice = profile.integer_only and (attempts.met or "wide" not in profile.search)
+    if attempts.ended or "exclude" in fixed_fields or integers_suffice:
         return
     _raise_precision(attempts)
 
