@@ -120,3 +120,16 @@ def test_equalization_for_shifts_leaves_a_channel_alone_that_is_always_zero(sche
     factor = find_best_factor(Weights(model), pair, read, made, scheme.replace(per_channel=False))
     assert factor is not None
     assert (factor[1] == 1) == (scheme is SHIFTS)
+
+
+def test_a_clamp_that_the_hardware_fuses_is_corrected_like_one_with_a_pair_before_it(tmp_path: Path) -> None:
+    net = Net()
+    net.conv(net.node("Relu", [net.conv("x", "first", 3, 8)], "r"), "last", 8, 4, 1)
+    model, outputs = net.model({"x": SHAPE}, ["last_out"]), []
+    for fused in ((), ("Relu",)):
+        (folder := tmp_path / str(len(fused))).mkdir()
+        path = file_of(corrected(folder, model, SHIFTS.replace(fused=fused)))
+        kinds = [node.op_type for node in onnx.load(path).graph.node]
+        assert ("QuantizeLinear" in kinds[kinds.index("Conv") : kinds.index("Relu")]) == (not fused)
+        outputs.append(np.stack([run(path, s.inputs, optimization="none")[0] for s in HELD_OUT]))
+    np.testing.assert_array_equal(*outputs)
