@@ -26,8 +26,13 @@ _MARGIN = 1.0001
 
 
 def largest_bias(scheme: Scheme) -> int:
-    """Return the largest integer of a bias. A file has biases of at most 32 bits, whatever the hardware stores."""
-    return int(2 ** (min(scheme.bias_bits, WIDEST_BIAS) - 1) - 1)
+    """Return the largest integer of a bias. A file has biases of at most 32 bits, whatever the hardware stores.
+
+    With scales that are powers of two, a bias of 32 bits leaves one of them to the products. Hardware adds them to the
+    bias in 32 bits, and a sum that does not fit wraps around.
+    """
+    bits = min(scheme.bias_bits, WIDEST_BIAS)
+    return int(2 ** (bits - 1 - (bits == WIDEST_BIAS and scheme.scale != "any")) - 1)
 
 
 def fit_to_bias(
