@@ -16,6 +16,9 @@ Mode = Literal["static", "dynamic", "weight-only", "float"]
 Format = Literal["QDQ", "QOperator", "table"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 IntegerType = Literal["int8", "uint8"]
+ScaleForm = Literal["any", "power-of-two"]
+BIAS_BITS = (8, 20, 32, 40, 64)
+"""The widths of biases that hardware stores, in bits."""
 # Integers of these sizes fill bytes without gaps, as MatMulNBits stores them.
 WEIGHT_BITS = (4, 8)
 # The sizes that MatMulNBits accepts. Larger blocks need fewer scales and add more noise.
@@ -46,6 +49,11 @@ class Scheme(Displayed):
         activation_type, weight_type: integer types.
         activation_symmetric, weight_symmetric: whether the zero point is in the middle of the integer range.
         per_channel: whether each output channel of a weight has its own scale.
+        scale: "any", or "power-of-two" for hardware that rescales by shifts. Every scale is then rounded up to a power
+            of two, and symmetric activations use the smallest integer as well (-128 of int8).
+        bias_bits: width of the largest bias, in bits. A file stores biases in at most 32 bits.
+        fused: types of operators, such as Relu, that the hardware computes together with the layer before. The file has
+            no Q/DQ pair between the two.
         reduce_range: whether weights have only 7 bits, for kernels that add two products in 16 bits.
         fit_pairs: whether to fit 8-bit weights to kernels that add two products in 16 bits. If two neighbouring weights
             could overflow the 16-bit sum, the scale of their output channel grows just enough to prevent it. This is as
@@ -79,6 +87,9 @@ class Scheme(Displayed):
     activation_symmetric: bool = False
     weight_symmetric: bool = True
     per_channel: bool = True
+    scale: ScaleForm = "any"
+    bias_bits: int = 32
+    fused: tuple[str, ...] = ()
     reduce_range: bool = False
     fit_pairs: bool = False
     fit_seen: bool = False
@@ -105,6 +116,8 @@ class Scheme(Displayed):
         _one_of("rest", self.rest, get_args(FloatType))
         # Plug-ins may register methods, so the names are not known to a type checker.
         METHODS.check(self.method)
+        _one_of("scale", self.scale, get_args(ScaleForm))
+        _one_of("bias_bits", self.bias_bits, BIAS_BITS)
         _one_of("weight_bits", self.weight_bits, WEIGHT_BITS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         for op_type, weight_type in self.dynamic_weight_types.items():
@@ -116,7 +129,7 @@ class Scheme(Displayed):
         for name in ("method_options", "dynamic_weight_types", "session_options", "exclude_reasons"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         # Sorted, so that equal choices give equal schemes and equal records.
-        for name in ("exclude", "wide", "stored_types", "eight_bit"):
+        for name in ("exclude", "wide", "stored_types", "eight_bit", "fused"):
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
         for name in ("op_types", "float_compute"):
             if getattr(self, name) is not None:
@@ -146,7 +159,8 @@ class Scheme(Displayed):
         """
         if self.mode == "static":
             wide = f", {_nodes(self.wide)} on 16-bit activations" if self.wide else ""
-            return f"static {self.format} {self.pair}{wide}"
+            scales = ", power-of-two scales" if self.scale == "power-of-two" else ""
+            return f"static {self.format} {self.pair}{scales}{wide}"
         if self.mode == "float":
             return "not quantized"
         if self.mode == "weight-only":

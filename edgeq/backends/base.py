@@ -427,6 +427,10 @@ def refuse_wide(scheme: Scheme, hardware: str) -> None:
         raise UsageError(f"{hardware} has no kernels for 16-bit activations", "Leave ⟨wide⟩ out")
 
 
+FREE_SCALES: Mapping[str, Any] = {"scale": "any", "bias_bits": 32, "fused": ()}
+"""Fields of a scheme that describe hardware which rescales by shifts, with the values for all other hardware."""
+
+
 def require_fields(scheme: Scheme, required: Mapping[str, Any], backend: str, fix: str) -> None:
     """Refuse a scheme with a field value that `backend` does not support.
 

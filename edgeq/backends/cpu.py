@@ -16,7 +16,15 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.base import Artifact, Backend, check_names, refuse_wide, with_compute
+from edgeq.backends.base import (
+    FREE_SCALES,
+    Artifact,
+    Backend,
+    check_names,
+    refuse_wide,
+    require_fields,
+    with_compute,
+)
 from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
@@ -139,6 +147,9 @@ class CpuBackend(Backend):
             check_dynamic(scheme)
         elif scheme.mode == "static" and scheme.pair == "S8U8":
             raise UsageError("int8 activations with uint8 weights have no kernels", "Use ⟨weight_type⟩ int8")
+        # Only edgeq's own writer of Q/DQ pairs knows these fields.
+        if (scheme.mode, scheme.format) != ("static", "QDQ"):
+            require_fields(scheme, FREE_SCALES, self.name, "Choose static quantization in ⟨format⟩ QDQ")
         if scheme.fit_pairs or scheme.fit_seen:
             check_fit(scheme)
         quantizable = _quantizable(scheme)

@@ -12,7 +12,7 @@ from edgeq.calibration.range_method import RangeMethod
 from edgeq.calibration.statistics import Statistics, TensorStatistics, linear_of
 from edgeq.errors import CalibrationError
 from edgeq.model.quant_params import Grid, grid_of
-from edgeq.scheme import IntegerType, Scheme
+from edgeq.scheme import IntegerType, ScaleForm, Scheme
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ def derive_ranges(
     *,
     activation_type: IntegerType = "uint8",
     symmetric: bool = False,
+    form: ScaleForm = "any",
     options: Mapping[str, float] | None = None,
 ) -> dict[str, Range]:
     """Return one range per tensor.
@@ -47,6 +48,7 @@ def derive_ranges(
         method: name of a registered calibration method (`edgeq.calibration.methods`).
         activation_type, symmetric: integer type that the range will be mapped to. With `symmetric` every range is
             -bound..bound.
+        form: the form of the scales.
         options: options of the method, for example {"percentile": 99.9} for "percentile"; missing options get their
             defaults.
 
@@ -59,7 +61,7 @@ def derive_ranges(
     """
     range_method = REGISTRY.load(method)
     settings = range_method.settings(options or {})
-    levels = grid_of(activation_type, symmetric)
+    levels = grid_of(activation_type, symmetric, form)
     tensors = statistics.tensors
     for name, tensor in tensors.items():
         if tensor.samples != statistics.samples:
@@ -80,6 +82,7 @@ def scheme_ranges(statistics: Statistics, scheme: Scheme) -> dict[str, Range]:
         scheme.method,
         activation_type=scheme.activation_type,
         symmetric=scheme.activation_symmetric,
+        form=scheme.scale,
         options=scheme.method_options,
     )
 

@@ -59,7 +59,8 @@ class Repairer:
         proof: Proof | NotFiniteError
         try:
             proof = self.builds.prove(built, scheme, native=native)
-            falls_short = proof.falls_short(limit) and not proof.too_few
+            unsure = built.target.profile.integer_only and scheme.mode == "static" and proof.may_fall_short(limit)
+            falls_short = (proof.falls_short(limit) or unsure) and not proof.too_few
             limit = proof.limit(limit)
         except NotFiniteError as error:
             # A repair may keep the layers that overflow in float, so an output that is not finite is not yet the end.

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike, NDArray
 
 from edgeq.model.graph import constant, constant_tensor, is_constant, node_input
+from edgeq.scheme import ScaleForm
 
 LIMITS: dict[ir.DataType, tuple[int, int]] = {
     ir.DataType.UINT8: (0, 255),
@@ -27,6 +28,20 @@ LIMITS: dict[ir.DataType, tuple[int, int]] = {
 }
 """Type → smallest and largest integer. Accelerators use 16-bit types for mixed precision. 4-bit types are for weights,
 and int32 is for biases."""
+
+
+def fit_scale(scale: ArrayLike, form: ScaleForm) -> NDArray[np.float64]:
+    """Return scales in a form that the hardware can compute with, float64 in the shape of `scale`.
+
+    A power of two is never smaller than the given scale, so that the integers still cover the whole range. A scale of 0
+    stays 0.
+    """
+    exact = np.asarray(scale, np.float64)
+    if form == "any":
+        return exact
+    # The mantissa is from 0.5 to 1. If it is 0.5, the scale is a power of two already.
+    mantissa, exponent = np.frexp(exact)
+    return np.asarray(np.where(exact > 0, np.ldexp(1.0, exponent - (mantissa == 0.5)), exact), np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +68,14 @@ class QuantParams:
 
     @classmethod
     def from_range(
-        cls, low: ArrayLike, high: ArrayLike, dtype: ir.DataType, *, symmetric: bool = False, narrow: bool = False
+        cls,
+        low: ArrayLike,
+        high: ArrayLike,
+        dtype: ir.DataType,
+        *,
+        symmetric: bool = False,
+        narrow: bool = False,
+        form: ScaleForm = "any",
     ) -> QuantParams:
         """Return the parameters (scale float64) that exactly fit the range low..high, widened to include 0. They are
         computed as in ONNX Runtime's quantizer. An empty range has scale 0, which cannot be used to quantize.
@@ -63,6 +85,7 @@ class QuantParams:
             symmetric: whether to put the zero point in the middle of the integers and widen the range to ±max(|low|,
                 |high|).
             narrow: whether the smallest integer of a signed type is not used.
+            form: the form of the scale. A power of two covers the range, or cuts off at most one step of it.
         """
         low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
         if symmetric:
@@ -70,7 +93,9 @@ class QuantParams:
             low = -high
         smallest, largest = LIMITS[dtype]
         smallest += narrow
-        scale = (high - low) / (largest - smallest)
+        # A power of two may cut off one step, which is the largest rounding error of the next power. So a range such as
+        # -1..1, which an image has, gets the finer one.
+        scale = fit_scale((high - low) / (largest - smallest + (form != "any")), form)
         fitted = np.clip(np.rint(smallest - low / np.where(scale, scale, 1.0)), smallest, largest)
         zero = np.where(symmetric | (scale == 0), np.rint((smallest + largest) / 2), fitted)
         return cls(np.asarray(scale, np.float64), zero.astype(np.int64), dtype, narrow=narrow)
@@ -207,17 +232,19 @@ def dynamic_params(values: NDArray[Any]) -> QuantParams:
 
 @dataclass(frozen=True)
 class Grid:
-    """Describe the integers to which activations are rounded: their type, and whether the zero point is fixed
-    (`symmetric`).
+    """Describe the integers to which activations are rounded: their type, whether the zero point is fixed
+    (`symmetric`), and the form of their scales.
     """
 
     dtype: ir.DataType
     symmetric: bool
+    form: ScaleForm = "any"
 
     def params(self, low: ArrayLike, high: ArrayLike) -> QuantParams:
         """Return the scale (float64) and the zero point for the range low..high, or for one range per channel."""
-        narrow = self.dtype is ir.DataType.INT8
-        return QuantParams.from_range(low, high, self.dtype, symmetric=self.symmetric, narrow=narrow)
+        # Hardware that shifts saturates at both ends of the type, so its quantizers use the smallest integer as well.
+        narrow = self.symmetric and LIMITS[self.dtype][0] < 0 and self.form == "any"
+        return QuantParams.from_range(low, high, self.dtype, symmetric=self.symmetric, narrow=narrow, form=self.form)
 
     @property
     def levels(self) -> int:
@@ -226,10 +253,10 @@ class Grid:
         return params.high - params.low + 1
 
 
-def grid_of(activation_type: str, symmetric: bool) -> Grid:
+def grid_of(activation_type: str, symmetric: bool, form: ScaleForm = "any") -> Grid:
     """Return the grid of an activation type. All asymmetric types share one grid, because for them only the number of
     integers matters.
     """
     if symmetric and activation_type == "int8":
-        return Grid(ir.DataType.INT8, True)
-    return Grid(ir.DataType.UINT8, symmetric)
+        return Grid(ir.DataType.INT8, True, form)
+    return Grid(ir.DataType.UINT8, symmetric, form)

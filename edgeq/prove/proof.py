@@ -63,6 +63,8 @@ _POOR_COVERAGE = 0.25
 _CLASSES_DB = 15.0
 # Classes count as kept if, with 95 % confidence, no more than this share of them changes.
 _MOST_CHANGED = 0.1
+# Outputs this close to float32's hardly change a task's metric.
+_CLOSE_DB = 30.0
 FEWEST_SAMPLES = 8
 """With fewer samples and without labels, nothing is repaired. A repair would be fitted to these samples, and its SQNR
 on other samples would be far lower.
@@ -293,6 +295,14 @@ class Proof(Displayed):
             return (self.drop or 0.0) > max_drop
         noisy = self.agreement.compared and worst_db(self.agreement) < HEALTHY_DB and not self.keeps_classes
         return (self.drop or 0.0) > max_drop or noisy or self.adds_little
+
+    def may_fall_short(self, max_drop: float) -> bool:
+        """Return whether labels or answers show no certain loss of at most `max_drop`, and the outputs are not close to
+        float32's. Where no layer can go to float, further builds are the only way to a surer result.
+        """
+        if self.drop_interval is None or not self.agreement.compared:
+            return False
+        return self.drop_interval[1] > max_drop and worst_db(self.agreement) < _CLOSE_DB
 
     def limit(self, max_drop: float) -> float:
         """Return the loss that a repair may leave. It is `max_drop`, or less noise if the model adds little to its

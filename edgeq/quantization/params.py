@@ -2,6 +2,8 @@
 
 activations    scale = (high - low) / steps, zero point = round(smallest - low / scale)
 weights        scale = largest magnitude / largest integer, zero point 0, if they are symmetric
+
+For hardware that rescales by shifts, each scale is then rounded up to a power of two (`fit_scale`).
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from numpy.typing import NDArray
 
 from edgeq.calibration.ranges import Range
 from edgeq.model.graph import name_of
-from edgeq.model.quant_params import LIMITS, QuantParams
-from edgeq.scheme import IntegerType, Scheme
+from edgeq.model.quant_params import LIMITS, Grid, QuantParams, fit_scale
+from edgeq.scheme import IntegerType, ScaleForm, Scheme
 
 # Smaller scales are subnormal float32 numbers, which processors may treat as zero.
 _MIN_SCALE = float(np.finfo(np.float32).tiny)
@@ -27,7 +29,7 @@ def integer_type(name: IntegerType) -> ir.DataType:
     return ir.DataType[name.upper()]
 
 
-def activation_params(span: Range, dtype: ir.DataType, *, symmetric: bool) -> QuantParams:
+def activation_params(span: Range, dtype: ir.DataType, *, symmetric: bool, form: ScaleForm = "any") -> QuantParams:
     """Return the parameters (float32 scale) of an activation whose values are in the range `span`.
 
     An empty range gets scale 1. Unless `symmetric`, its zero point is the smallest integer, which leaves all levels to
@@ -35,8 +37,7 @@ def activation_params(span: Range, dtype: ir.DataType, *, symmetric: bool) -> Qu
     nothing through.
     """
     low, high = np.float32(span.low), np.float32(span.high)
-    narrow = symmetric and LIMITS[dtype][0] < 0
-    params = QuantParams.from_range(float(low), float(high), dtype, symmetric=symmetric, narrow=narrow)
+    params = Grid(dtype, symmetric, form).params(float(low), float(high))
     if float(params.scale) >= _MIN_SCALE:
         return replace(params, scale=params.scale.astype(np.float32))
     zero = params.zero_point if symmetric else np.asarray(LIMITS[dtype][0])
@@ -52,8 +53,9 @@ def is_spread_thin(softmax: Range) -> bool:
 
 
 def scheme_params(span: Range, scheme: Scheme) -> QuantParams:
-    """Return `activation_params` for the activation type and the symmetry of a scheme."""
-    return activation_params(span, integer_type(scheme.activation_type), symmetric=scheme.activation_symmetric)
+    """Return `activation_params` for the activation type, the symmetry and the form of scales of a scheme."""
+    dtype = integer_type(scheme.activation_type)
+    return activation_params(span, dtype, symmetric=scheme.activation_symmetric, form=scheme.scale)
 
 
 def weight_params(
@@ -79,7 +81,7 @@ def weight_params(
         high = np.maximum(-low, high) if bound is None else np.asarray(bound, np.float64)
         low = -high
     scale = (high - low) / (highest - lowest)
-    scale = np.where(scale < _MIN_SCALE, 1.0, scale)
+    scale = fit_scale(np.where(scale < _MIN_SCALE, 1.0, scale), scheme.scale)
     middle = np.full(scale.shape, np.rint((lowest + highest) / 2))
     zero = middle if symmetric else np.clip(np.rint(lowest - low / scale), lowest, highest)
     return QuantParams(

@@ -7,6 +7,8 @@ Biases are int32:
 
     bias: scale = scale of the input x scale of the weight, zero point 0
 
+If hardware computes a clamp together with the layer before (`Scheme.fused`), there is no pair between the two.
+
 If a float node writes a tensor, quantized nodes read the tensor after its pair, and float nodes read the original
 tensor.
 
@@ -17,7 +19,8 @@ the output of ONNX Runtime's quantizer for the same settings.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +41,12 @@ from edgeq.model.graph import (
     is_op,
     name_of,
     node_input,
+    only_reader,
     operator_of,
 )
 from edgeq.model.graph import maker as maker_of
 from edgeq.model.quant_params import QuantParams
+from edgeq.quantization.bias_fit import cut_bias, fit_to_bias, saturates_anyway
 from edgeq.quantization.clamps import can_disappear
 from edgeq.quantization.params import is_spread_thin, scheme_params, weight_params
 from edgeq.scheme import Scheme
@@ -52,8 +57,6 @@ QUANTIZE, DEQUANTIZE = "_QuantizeLinear", "_DequantizeLinear"
 _SELECTING = DATA_MOVEMENT | {"ReduceMax", "ReduceMin", "GatherElements", "TopK"}
 RESULTS: Mapping[str, Range] = {"Softmax": Range(0.0, 1.0)}
 """Operator type → range of its result, which replaces the range from the samples."""
-# Largest integer of a bias, minus a margin for the rounding of float32 scales.
-_BIAS_LEVELS = (2**31 - 1) / 1.0001
 
 
 def write_qdq(
@@ -88,6 +91,7 @@ def write_qdq(
     selection = _select(model.graph, ranges, scheme, nodes, source, results)
     # Clamps go before the pairs are written, because then no pair has to be moved.
     _drop_clamps(model.graph, selection)
+    _fuse_clamps(model.graph, selection, scheme)
     _QdqWriter(model, selection, scheme, weight_bounds or {}, float_results).write()
     # The float weights are still there, next to their integers.
     drop_unused_initializers(model.graph)
@@ -186,6 +190,17 @@ def _drop_clamps(graph: ir.Graph, selection: _Selection) -> None:
             graph.remove(node, safe=True)
 
 
+def _fuse_clamps(graph: ir.Graph, selection: _Selection, scheme: Scheme) -> None:
+    """Drop the parameters of each tensor between a layer with weights and a clamp that the hardware computes together
+    with the layer.
+    """
+    for node in [node for node in clamps(graph) if node in selection.nodes and is_op(node, *scheme.fused)]:
+        source = node.inputs[0]
+        maker = source.producer() if source is not None else None
+        if source is not None and maker in selection.nodes and operator_of(maker).weights:
+            selection.tensors.pop(source, None)
+
+
 def insert_pair(editor: Editor, value: ir.Value, params: QuantParams, **place: Any) -> tuple[ir.Value, ir.Value]:
     """Insert a QuantizeLinear for a tensor and a DequantizeLinear after it, and return their outputs. No node reads
     these outputs yet.
@@ -261,7 +276,7 @@ class _QdqWriter:
             self._write_pair(value, params)
 
     def _measure_weights(self, node: ir.Node) -> None:
-        """Choose the parameters of a node's weights, with scales so large that the node's bias fits into 32 bits."""
+        """Choose the parameters of a node's weights, with scales so large that the node's bias fits its width."""
         for place in operator_of(node).weights:
             value, weight = node.inputs[place], _floats(node.inputs[place])
             if value is None or weight is None:
@@ -272,12 +287,32 @@ class _QdqWriter:
                 params = weight_params(weight, axis, self._scheme, self._bounds.get(name_of(value)))
             bias, data = _bias(node, params.scale), self._selection.tensors.get(_data_input(node))
             if bias is not None and data is not None and not params.zero_point.any():
-                largest = np.abs(bias.astype(np.float64)) if params.scale.ndim else np.abs(bias).max(initial=0)
-                smallest_scale = largest / _BIAS_LEVELS / float(data.scale)
-                # The product of both scales is the bias's scale. If it were smaller, the bias would not fit into 32
-                # bits.
-                params = replace(params, scale=np.maximum(params.scale, smallest_scale).astype(np.float32))
+                saturated = partial(self._saturated, node, weight, bias, data)
+                params = fit_to_bias(params, bias, data, saturated, self._scheme)
             self._weights[value, axis] = params
+
+    def _saturated(
+        self,
+        node: ir.Node,
+        weight: NDArray[np.float32],
+        bias: NDArray[np.float32],
+        data: QuantParams,
+        params: QuantParams,
+    ) -> NDArray[np.bool_]:
+        """Return for each bias whether it may be cut off if the weight has `params`, because the results of its output
+        saturate either way.
+        """
+        axis, result = channel_axis(node) % weight.ndim, node.outputs[0]
+        low, high = -np.inf, np.inf
+        # All results beyond the bounds of a clamp are equal, whether they are rounded before it or not.
+        if (clamp := only_reader(result)) is not None and clamp in self._selection.nodes:
+            low, high = clamp_bounds(clamp) or (low, high)
+            result = clamp.outputs[0] if np.isfinite([low, high]).any() else result
+        span = self._selection.tensors.get(result)
+        if span is None or bias.size != weight.shape[axis]:
+            return np.zeros(bias.shape, np.bool_)
+        limits = max(span.range[0], low), min(span.range[1], high)
+        return saturates_anyway(params, weight, axis, bias.reshape(-1), data, limits, self._scheme).reshape(bias.shape)
 
     def _write_constants(self, node: ir.Node) -> None:
         row = operator_of(node)
@@ -305,6 +340,7 @@ class _QdqWriter:
             return
         scale = (data.scale * weight.scale).astype(np.float64)  # float32 cannot represent every int32
         params = QuantParams(scale, np.zeros(scale.shape, np.int64), ir.DataType.INT32)
+        bias = cut_bias(bias, scale, self._scheme)
         value = node.inputs[place]
         assert value is not None
         node.replace_input_with(place, self._restore((value, scale.tobytes()), bias, params, node))

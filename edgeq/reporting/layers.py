@@ -423,7 +423,7 @@ def worst_tensors(
         ranges: the ranges in use.
         among: names of the tensors that are quantized, or None for all tensors with a range.
     """
-    grid = grid_of(scheme.activation_type, scheme.activation_symmetric)
+    grid = grid_of(scheme.activation_type, scheme.activation_symmetric, scheme.scale)
     losses: dict[Histogram, tuple[float, str]] = {}
     for name, tensor in statistics.tensors.items():
         if name not in ranges or (among is not None and name not in among) or not tensor.minimum < tensor.maximum:
@@ -436,7 +436,11 @@ def worst_tensors(
     selection = statistics.select(worst)
     methods = [name for name, method in REGISTRY.items() if method.compared or name == scheme.method]
     derive = partial(
-        derive_ranges, selection, activation_type=scheme.activation_type, symmetric=scheme.activation_symmetric
+        derive_ranges,
+        selection,
+        activation_type=scheme.activation_type,
+        symmetric=scheme.activation_symmetric,
+        form=scheme.scale,
     )
     # If tensors share a scale, the range in use can differ from the range that its method gives.
     ranges_by_method = {m: ranges if m == scheme.method else derive(m) for m in methods}

@@ -48,7 +48,7 @@ class CandidateBuilder:
             return self.recoverer.build(scheme, candidate.recoveries, destination, progress=self._progress)
         options = tuple(sorted(scheme.method_options.items()))
         # Only these fields decide ranges, so kernel choices that differ in others share them.
-        key = (scheme.mode, scheme.method, options, scheme.activation_type, scheme.activation_symmetric)
+        key = (scheme.mode, scheme.method, options, scheme.activation_type, scheme.activation_symmetric, scheme.scale)
         if key not in self._derived:
             self._derived[key] = derive(job, target, scheme)
         return build_derived(job, target, scheme, self._derived[key], destination)

@@ -7,8 +7,11 @@
    outputs, so the size of the set follows from the loss so far.
 4. One correction of that size, by the loss that step 3 leaves.
 
-The repair ends at the first build that is good enough, or after three builds. On hardware without float, steps 3 and 4
-are left out.
+The repair ends at the first build that is good enough, or after three builds.
+
+On hardware without float, nothing else makes up for a poor build. So steps 1 and 2 try more combinations: all
+recoveries, only those that leave the model as it is, and none, each with several ranges. Steps 3 and 4 follow only if
+the hardware has 16 bits.
 
 A build is good enough if it loses no more than is allowed. With labels or with the float model's answers, the loss is
 that on the samples: more samples narrow its interval, layers in float do not. Without them, the loss is noise power
@@ -77,6 +80,8 @@ _MOST_FLOAT = 0.9
 _NAMED_LAYERS = 3
 _BUILDS: dict[Effort, int] = {"quick": 1, "default": 3, "thorough": 8}
 """Largest number of builds, in addition to the plain one."""
+_INTEGER_BUILDS: dict[Effort, int] = {"quick": 2, "default": 8, "thorough": 16}
+"""The same, on hardware without float."""
 # A repair judges a build on all samples at once, unless a few samples show that it is far from good enough.
 _PACE = Pace(halvings=4)
 
@@ -110,7 +115,9 @@ def repair(
         EdgeqError: a stage of the repair fails.
     """
     assessment = _read_assessment(proof, job.task)
-    if assessment.bound <= max_drop:
+    # Further builds cost no speed where all of them are in integers, so they may also make a result surer.
+    surely = target.profile.integer_only and assessment.basis != "noise"
+    if (assessment.high if surely else assessment.bound) <= max_drop:
         return None, None
     job.progress.note(
         f"{PLAIN} {describe_loss(assessment)}; {describe_allowed_loss(assessment, max_drop)}: trying to repair it"
@@ -133,11 +140,16 @@ def repair(
             progress=job.progress,
         )
         trials = Trials(evaluator, Goal(max_drop=max_drop, strict=True), BudgetClock(None), job.progress, _PACE)
-        attempts = _Attempts(trials, Trial(plain, assessment=assessment), _BUILDS[effort], speed)
+        limit = (_INTEGER_BUILDS if target.profile.integer_only else _BUILDS)[effort]
+        start = Trial(plain, assessment=assessment)
+        # A proof knows only the labels. The estimate that is compared here also uses float32's probabilities.
+        if surely and proof is not None and (again := build_and_assess(trials, plain, "recovery", "")).assessment:
+            start = again
+        attempts = _Attempts(trials, start, limit, speed, surely=surely)
         _try_changes(attempts, job, target, effort, fixed_fields)
         best = attempts.best
         noisiest: tuple[str, ...] = ()
-        closest, loss = (plain, assessment.bound) if best is None else (best.candidate, best.loss)
+        closest, loss = (plain, start.loss) if best is None else (best.candidate, best.loss)
         if loss > max_drop and target.profile.integer_only:
             ranking = evaluator.rank(closest, headroom=1.0, seconds=math.inf)
             noisiest = tuple(layer.name for layer in ranking.layers[:_NAMED_LAYERS])
@@ -145,11 +157,13 @@ def repair(
             effort=effort,
             max_drop=max_drop,
             basis=assessment.basis,
-            plain=assessment.bound,
+            plain=start.loss,
             loss=loss,
             noisiest=noisiest,
             chosen=PLAIN if best is None else _describe_changes(best.candidate, plain),
-            steps=tuple(_describe_step(trial, plain) for trial in trials if trial.screening is not None),
+            steps=tuple(
+                _describe_step(trial, plain) for trial in trials if trial.screening is not None and trial is not start
+            ),
         )
         built = None if best is None else evaluator.builder.build(best.candidate, destination)
     for folder in workdir.glob("candidate-*"):
@@ -185,12 +199,15 @@ class _Attempts:
         plain: the plain build with its assessment.
         limit: largest number of builds.
         speed: measured speed of the plain build relative to float32; None if the target has no clock here.
+        surely: whether a build is good enough only if it certainly loses no more than is allowed. The best of all
+            builds is chosen if none does.
     """
 
-    def __init__(self, trials: Trials, plain: Trial, limit: int, speed: float | None) -> None:
+    def __init__(self, trials: Trials, plain: Trial, limit: int, speed: float | None, *, surely: bool = False) -> None:
         self.trials = trials
         self.plain = plain
         self.speed = speed
+        self._surely = surely
         self._remaining = limit
 
     @property
@@ -206,7 +223,17 @@ class _Attempts:
     @property
     def ended(self) -> bool:
         """Return whether a build is good enough, or no further build is allowed."""
-        return self.used_up or any(self.trials.meets(trial) for trial in self.trials)
+        return self.used_up or any(self._suffices(trial) for trial in self.trials)
+
+    @property
+    def met(self) -> bool:
+        """Return whether a build loses no more than is allowed, by the best estimate."""
+        return self.plain.loss <= self.max_drop or any(self.trials.meets(trial) for trial in self.trials)
+
+    def _suffices(self, trial: Trial) -> bool:
+        assessment = trial.final_assessment
+        surely = not self._surely or (assessment is not None and assessment.high <= self.max_drop)
+        return surely and self.trials.meets(trial)
 
     def add(self, candidate: Candidate) -> Trial:
         """Build and assess a candidate, and return its trial. Its loss is infinite if it cannot be built."""
@@ -237,9 +264,11 @@ def _try_changes(attempts: _Attempts, job: Job, target: Target, effort: Effort, 
     products_dominate = product_share(job.prepared.model) >= WORTH_A_TRY
     groups = attempts.trials.evaluator.recovery_groups()
     names = _list_recoveries(groups, plain.scheme, products_dominate=products_dominate)
-    if names:
+    if profile.integer_only and plain.scheme.mode == "static":
+        _combine(attempts, names, [] if "method" in fixed_fields else _list_other_ranges(plain.scheme, profile, effort))
+    elif names:
         first = attempts.add(plain.replace(name=f"{plain.name} + recoveries", recoveries=names))
-        gentle = tuple(name for name in names if recoveries()[name].stage == "artifact")
+        gentle = _list_gentle(names)
         # A change of the model may do harm that its own figures do not show.
         if not attempts.ended and first.loss > attempts.plain.loss and gentle not in ((), names):
             attempts.add(plain.replace(name=f"{plain.name} + {' + '.join(gentle)}", recoveries=gentle))
@@ -249,14 +278,34 @@ def _try_changes(attempts: _Attempts, job: Job, target: Target, effort: Effort, 
                     return
                 variant = with_scheme(plain, scheme)
                 attempts.add(variant.replace(name=f"{variant.name} + recoveries", recoveries=names))
-    if products_dominate and plain.scheme.mode == "static" and "mode" not in fixed_fields:
+    # With ranges measured at run time, everything but the products computes in float.
+    measures_ranges = plain.scheme.mode == "static" and "mode" not in fixed_fields and not profile.integer_only
+    if products_dominate and measures_ranges:
         for candidate in _list_other_modes(job, target, plain.scheme, effort):
             if attempts.ended:
                 return
             attempts.add(candidate)
-    if attempts.ended or "exclude" in fixed_fields or (profile.integer_only and "wide" not in profile.search):
+    integers_suffice = profile.integer_only and (attempts.met or "wide" not in profile.search)
+    if attempts.ended or "exclude" in fixed_fields or integers_suffice:
         return
     _raise_precision(attempts)
+
+
+def _combine(attempts: _Attempts, names: tuple[str, ...], other_ranges: Sequence[Scheme]) -> None:
+    """Try all recoveries, only the gentle ones, and none of them, each with the plain build's and with other ranges."""
+    plain = attempts.plain.candidate
+    for chosen in dict.fromkeys((names, _list_gentle(names), ())):
+        for scheme in (plain.scheme, *other_ranges):
+            variant = with_scheme(plain, scheme)
+            # The plain build is assessed already.
+            if attempts.ended or (scheme == plain.scheme and not chosen):
+                continue
+            attempts.add(variant.replace(name=" + ".join((variant.name, *chosen)), recoveries=chosen))
+
+
+def _list_gentle(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the recoveries that leave the float model and its ranges as they are."""
+    return tuple(name for name in names if recoveries()[name].stage == "artifact")
 
 
 def _list_recoveries(groups: Sequence[Sequence[str]], scheme: Scheme, *, products_dominate: bool) -> tuple[str, ...]:

@@ -324,6 +324,8 @@ def _name_scheme(scheme: Scheme) -> str:
         parts.append("symmetric")
     if not scheme.weight_symmetric:
         parts.append("asymmetric-weights")
+    if scheme.scale != "any":
+        parts.append(scheme.scale)
     if scheme.reduce_range:
         parts.append("7-bit")
     if scheme.fit_pairs:

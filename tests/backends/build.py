@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from edgeq.backends.base import Artifact
 from edgeq.backends.cpu import CpuBackend
 from edgeq.calibration.collect import collect
-from edgeq.calibration.ranges import Range, derive_ranges
+from edgeq.calibration.ranges import Range, scheme_ranges
 from edgeq.data.samples import Samples, open_samples
 from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.model.prepare import PreparedModel, prepare_model
@@ -95,8 +95,7 @@ class Bench:
 
     def ranges(self, scheme: Scheme) -> dict[str, Range]:
         statistics = collect(self.prepared.model, self.samples, model_digest=self.prepared.digest)
-        options = {"activation_type": scheme.activation_type, "symmetric": scheme.activation_symmetric}
-        return derive_ranges(statistics, scheme.method, **options)
+        return scheme_ranges(statistics, scheme)
 
     def build(self, name: str = "int8.onnx", **scheme: Any) -> Artifact:
         full_scheme = Scheme(**scheme)

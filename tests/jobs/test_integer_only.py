@@ -95,3 +95,55 @@ def test_the_targets_of_chips_without_float_state_it() -> None:
     chips = [target for target in load_targets().values() if target.backend == "rknn"]
     assert all(target.profile.integer_only != chip_named(platform_of(target)).float16 for target in chips)
     assert all(target.profile.why["integer_only"] for target in chips if target.profile.integer_only)
+
+
+SHIFTS = """
+title = "shifts"
+architecture = "any"
+rank = 999
+backend = "cpu"
+min_onnxruntime = "1.20"
+integer_only = true
+
+[scheme]
+mode = "static"
+format = "QDQ"
+activation_type = "int8"
+weight_type = "int8"
+activation_symmetric = true
+per_channel = false
+scale = "power-of-two"
+bias_bits = 20
+
+[search]
+method = ["minmax", "mse"]
+"""
+
+
+def test_a_repair_without_float_combines_recoveries_and_ranges(tmp_path: Path) -> None:
+    # The input has one channel of a thousand times the size of the others, so no build is good enough.
+    model, data, target = tmp_path / "m.onnx", tmp_path / "x.npz", tmp_path / "shifts.toml"
+    first, samples = random(8, 8, 3, 3), random(16, 1, 8, 8, 8, seed=2)
+    first[:, 0] /= 1000
+    samples[:, :, 0] *= 1000
+    body = """g (float[1, 8, 8, 8] x) => (float[1, 8, 8, 8] y) {
+        [first] c = Conv<pads = [1, 1, 1, 1]>(x, w) [relu] r = Relu(c) [last] y = Conv<pads = [1, 1, 1, 1]>(r, v)
+    }"""
+    model.write_bytes(proto(body, {"w": first, "v": random(8, 8, 3, 3, seed=1)}).SerializeToString())
+    np.savez(data, x=samples)
+    target.write_text(SHIFTS)
+    found = quantize(model, data, tmp_path / "int8.onnx", target=str(target), timed=False, emulate=False)
+    repair = found.proof.repair
+    assert repair is not None
+    assert not repair.met
+    names = [step.name for step in repair.steps]
+    both, gentle = "cross-layer-equalization", "sequential-correction"
+    assert any(both in name and "mse" not in name for name in names)
+    assert any(both in name and "mse" in name for name in names)
+    assert any(gentle in name and both not in name for name in names)
+    assert "ranges by mse" in names
+    assert not any("in float" in name for name in names)
+    assert len(names) <= 8
+    # Losses that differ by less than a quarter of the allowed loss count as equal.
+    losses = [repair.plain, *(step.loss for step in repair.steps if step.loss is not None)]
+    assert repair.loss <= min(losses) + repair.max_drop / 4

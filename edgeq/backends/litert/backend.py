@@ -19,6 +19,7 @@ import onnx_ir as ir
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.backends.base import (
+    FREE_SCALES,
     Artifact,
     DeviceSimulator,
     DoctorCheck,
@@ -76,6 +77,7 @@ _FIELDS: Mapping[str, Any] = {
     "weight_symmetric": True,
     "rest": "float32",
     "fit_pairs": False,
+    **FREE_SCALES,
 }
 _NEEDS = "Leave the scheme to the target: static Q/DQ, int8 activations, symmetric int8 weights"
 

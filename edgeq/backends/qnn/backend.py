@@ -21,7 +21,15 @@ from edgeq_device.errors import DeviceError
 from edgeq_device.system.places import scratch_folder
 from edgeq_device.system.plainjson import parse_json
 
-from edgeq.backends.base import Alternative, Artifact, DeviceSimulator, TargetBackend, check_names, require_fields
+from edgeq.backends.base import (
+    FREE_SCALES,
+    Alternative,
+    Artifact,
+    DeviceSimulator,
+    TargetBackend,
+    check_names,
+    require_fields,
+)
 from edgeq.calibration.groups import share_ranges
 from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
@@ -420,6 +428,7 @@ _FIELDS: Mapping[str, Any] = {
     "rest": "float32",
     "reduce_range": False,
     "fit_pairs": False,
+    **FREE_SCALES,
 }
 _NEEDS = "Leave the scheme to the target: static Q/DQ, uint8 activations, int8 weights"
 

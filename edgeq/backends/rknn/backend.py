@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from edgeq.backends.base import (
+    FREE_SCALES,
     Alternative,
     Artifact,
     DeviceSimulator,
@@ -66,6 +67,7 @@ _FIELDS: Mapping[str, Any] = {
     "weight_type": "int8",
     "rest": "float32",
     "fit_pairs": False,
+    **FREE_SCALES,
     "activation_symmetric": False,
 }
 _NEEDS = "Leave the scheme to the target: static Q/DQ, int8 activations and weights"

@@ -11,7 +11,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edgeq.backends.base import Artifact, Backend, DeviceSimulator, check_names, refuse_wide, require_fields
+from edgeq.backends.base import (
+    FREE_SCALES,
+    Artifact,
+    Backend,
+    DeviceSimulator,
+    check_names,
+    refuse_wide,
+    require_fields,
+)
 from edgeq.backends.systolic.array import ArrayConfig, array_config
 from edgeq.backends.systolic.build import build_network
 from edgeq.backends.systolic.channels import sort_channels
@@ -98,6 +106,7 @@ _FIELDS: Mapping[str, Any] = {
     "weight_symmetric": True,
     "per_channel": False,
     "reduce_range": False,
+    **FREE_SCALES,
 }
 
 _NEEDS = "The array needs static, symmetric int8 with one scale for each tensor. Leave the scheme to the target"

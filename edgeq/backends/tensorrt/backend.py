@@ -15,7 +15,16 @@ from edgeq_device.engines.catalog import engine_options, parse_version
 from edgeq_device.engines.tensorrt import read_tensorrt
 from edgeq_device.system.gpus import format_capability, read_gpus
 
-from edgeq.backends.base import Alternative, Artifact, Backend, DoctorCheck, check_names, refuse_wide
+from edgeq.backends.base import (
+    FREE_SCALES,
+    Alternative,
+    Artifact,
+    Backend,
+    DoctorCheck,
+    check_names,
+    refuse_wide,
+    require_fields,
+)
 from edgeq.backends.tensorrt import options
 from edgeq.backends.tensorrt.biases import shield_biases
 from edgeq.backends.tensorrt.check import PlacementReport, check_placement
@@ -84,6 +93,7 @@ class TensorrtBackend(Backend):
             raise UsageError("TensorRT's integers are signed", "Set ⟨activation_type⟩ and ⟨weight_type⟩ to int8")
         if not (scheme.activation_symmetric and scheme.weight_symmetric):
             raise UsageError("TensorRT supports no zero point other than 0", "Keep ⟨activation_symmetric⟩")
+        require_fields(scheme, FREE_SCALES, self.name, "Leave it out: the scales of TensorRT are free")
         if scheme.reduce_range:
             raise UsageError("tensor cores sum in 32 bits: 7-bit weights would only lose accuracy", "Leave it out")
         self._check_float_type(scheme)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,9 @@ from edgeq.model.graph import (
     read_count,
 )
 from edgeq.model.load import read_unchecked, save_model
-from edgeq.model.quant_params import LIMITS, QuantParams
+from edgeq.model.quant_params import QuantParams
+from edgeq.quantization.bias_fit import largest_bias
+from edgeq.scheme import Scheme
 from edgeq.tuning.recover.layers import Floats, WeightedLayer, initializer
 
 # onnxruntime's quantizer gives this suffix to the operators that it writes in the format QOperator.
@@ -46,6 +48,8 @@ class IntegerLayer:
         bias: the initializer of the int32 (or float32) bias, in units of `bias_scale`; None if there is none.
         bias_scale: float64 [outputs].
         has_other_readers: whether other nodes use its weight or bias as well.
+        scales: the initializers of the scales of its weight and its bias, if the layer alone reads them and they can
+            change; else empty.
     """
 
     layer: WeightedLayer
@@ -56,6 +60,7 @@ class IntegerLayer:
     bias: ir.Value | None
     bias_scale: Floats
     has_other_readers: bool
+    scales: tuple[ir.Value, ...] = ()
 
     def per_row(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values [outputs] as [groups, outputs per group, 1]."""
@@ -65,18 +70,23 @@ class IntegerLayer:
 class QuantizedFile:
     """Edit a quantized model in memory. Only `save` writes it to a file."""
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, scheme: Scheme | None = None) -> None:
         self.model = model
+        self._scheme = scheme or Scheme()
         self._nodes = GraphIndex(model).nodes
 
     @classmethod
-    def load(cls, path: Path) -> QuantizedFile:
+    def load(cls, path: Path, scheme: Scheme | None = None) -> QuantizedFile:
         """Return the file at `path`.
+
+        Args:
+            scheme: the scheme of the file. None stands for the default of the fields that matter here, `bias_bits` and
+                `fused`.
 
         Raises:
             ModelError: see `edgeq.model.load.read_own`.
         """
-        return cls(read_unchecked(path))
+        return cls(read_unchecked(path), scheme)
 
     def save(self, path: Path) -> None:
         """Write the model to `path`."""
@@ -95,6 +105,9 @@ class QuantizedFile:
         if places is None:
             # In QDQ, the operator itself computes floats, and the QuantizeLinear after it holds the range.
             reader = only_reader(node.outputs[0])
+            # The hardware computes a fused clamp together with the layer, so the integers are those after it.
+            if reader is not None and is_op(reader, *self._scheme.fused):
+                reader = only_reader(reader.outputs[0])
             if reader is None or not is_op(reader, "QuantizeLinear"):
                 return -np.inf, np.inf
             node, places = reader, (1, 2)
@@ -123,6 +136,21 @@ class QuantizedFile:
         stored = _array(layer.bias)
         return stored.astype(np.float64).ravel() * (1.0 if stored.dtype == np.float32 else layer.bias_scale)
 
+    def set_scale(self, layer: IntegerLayer, scale: Floats) -> IntegerLayer:
+        """Store scales of a layer's weights, and the scales of its bias that follow from them. Return the layer with
+        them. The integers of weights and bias stay as they are, so the caller sets them next.
+
+        Args:
+            scale: float64 [outputs]; if the file has one scale for all outputs, all are equal.
+        """
+        scales = scale.astype(np.float32)
+        units = np.float32(layer.input_scale) * scales
+        for value, new in zip(layer.scales, (scales, units), strict=False):
+            old = _array(value)
+            set_constant(value, new.reshape(old.shape) if old.size > 1 else new[:1].reshape(old.shape))
+        bias_scale = units.astype(np.float64) if len(layer.scales) > 1 else layer.bias_scale
+        return replace(layer, params=replace(layer.params, scale=scale), bias_scale=bias_scale)
+
     def add_to_bias(self, layer: IntegerLayer, change: Floats) -> Floats:
         """Add `change` (float64 [outputs], in the output's unit) to the bias, rounded to its steps.
 
@@ -137,7 +165,8 @@ class QuantizedFile:
             new: NDArray[Any] = (old.astype(np.float64).ravel() + change).astype(np.float32)
             added = new.astype(np.float64) - old.ravel()
         else:
-            new = np.clip(np.rint(old.ravel() + change / layer.bias_scale), *LIMITS[ir.DataType.INT32])
+            largest = largest_bias(self._scheme)
+            new = np.clip(np.rint(old.ravel() + change / layer.bias_scale), -largest - 1, largest)
             added = (new - old.ravel()) * layer.bias_scale
         set_constant(layer.bias, new.reshape(old.shape))
         return np.asarray(added, np.float64)
@@ -178,9 +207,10 @@ def _build_integer_layer(
     if weight.integers is None or stored is None or any(initializer(o.scale) is None for o in (source, weight)):
         return None
     scale = _spread(weight.scale, layer)
+    bias_is_float = added is not None and added.dtype == ir.DataType.FLOAT
     if bias.scale is not None:
         bias_scale = _spread(bias.scale, layer)
-    elif added is not None and added.dtype == ir.DataType.FLOAT:
+    elif bias_is_float:
         bias_scale = np.ones(layer.outputs)
     else:
         # An int32 bias without a scale of its own has the unit of the products that it is added to.
@@ -188,6 +218,10 @@ def _build_integer_layer(
     zero = np.zeros(layer.outputs) if weight.zero_point is None else _spread(weight.zero_point, layer)
     # A bias that is one number for all outputs cannot be corrected for each of them.
     changeable = bias.integers if added is not None and added.size == layer.outputs else None
+    scales = [operand.scale for operand in (weight, bias) if operand.scale is not None]
+    # The scale of a bias that stays as it is must stay as well.
+    follows = changeable is not None and (bias.scale is not None or bias_is_float)
+    variable = (bias.integers is None or follows) and all(read_count(value) == 1 for value in scales)
     return IntegerLayer(
         layer,
         node,
@@ -197,6 +231,7 @@ def _build_integer_layer(
         changeable,
         bias_scale,
         any(_is_shared(value) for value in (weight.integers, changeable) if value is not None),
+        tuple(scales) if variable else (),
     )
 
 

@@ -152,7 +152,15 @@ class Recoverer:
         self, start: RecoveryState, names: Sequence[str], samples: Samples, progress: Progress
     ) -> RecoveryState:
         # Fields of the scheme that affect model recoveries.
-        fields = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
+        fields = (
+            "activation_type",
+            "activation_symmetric",
+            "weight_type",
+            "per_channel",
+            "scale",
+            "reduce_range",
+            "exclude",
+        )
         key = tuple(getattr(start.scheme, name) for name in fields)
         # Each state holds a whole model, and a search is done with one scheme before it turns to the next.
         for oldest in list(self._models)[:-_RECENT_MODELS]:

@@ -32,8 +32,10 @@ from edgeq.calibration.sampled_values import drawn_rows
 from edgeq.data.samples import Samples
 from edgeq.model.graph import GraphIndex, clamp_bounds, is_op, name_of, only_reader, readers
 from edgeq.model.prepare import PreparedModel, save_rewritten
+from edgeq.model.quant_params import fit_scale
+from edgeq.quantization.bias_fit import WIDEST_BIAS
 from edgeq.quantization.params import weight_limits
-from edgeq.scheme import Scheme
+from edgeq.scheme import ScaleForm, Scheme
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.layers import (
     Floats,
@@ -240,9 +242,11 @@ def find_best_factor(
     best, bar = None, _MIN_GAIN * estimate_noise(weights, pair, input_figures, tensor_figures, ones, scheme)
     for maker_power, tensor_power in _POWERS:
         with np.errstate(divide="ignore", invalid="ignore"):
-            factor = _normalise(
-                reach[0] ** maker_power * reach[1] ** tensor_power * behind ** -(1 - maker_power - tensor_power)
-            )
+            factor = reach[0] ** maker_power * reach[1] ** tensor_power * behind ** -(1 - maker_power - tensor_power)
+        # A factor of a channel that is always zero improves nothing, but it may make the channel's bias very large.
+        if scheme.scale != "any" or scheme.bias_bits < WIDEST_BIAS:
+            factor = np.where(reach[1] > 0, factor, 0.0)
+        factor = _normalise(factor)
         factor = _limit_factor(factor, np.asarray(reached))
         error = estimate_noise(weights, pair, input_figures, tensor_figures, factor, scheme)
         if error < bar:
@@ -263,31 +267,32 @@ def estimate_noise(
     """
     scaled = tensor_figures.over(factor)
     if scheme.activation_symmetric:
-        step = 2 * float(np.maximum(scaled.below, scaled.above).max()) / 255
+        width = 2 * float(np.maximum(scaled.below, scaled.above).max())
     else:
-        step = float(scaled.below.max() + scaled.above.max()) / 255
+        width = float(scaled.below.max() + scaled.above.max())
+    step = float(fit_scale(width / 255, scheme.scale))
     lowest, highest = weight_limits(scheme.weight_type, scheme.reduce_range)
     importance = sum((weights.input_importance(reader) for reader in pair.readers), np.zeros(pair.maker.outputs))
     # Values below half a step become zero, so their whole power is lost.
     total = float((importance * np.minimum((step * factor) ** 2 / 12, tensor_figures.power)).sum())
     for reader in pair.readers:
         rows = weights.rows(reader) * spread_over_taps(reader, factor)
-        errors = _rounding_errors(rows, scheme.per_channel, highest - lowest)
+        errors = _rounding_errors(rows, scheme.per_channel, highest - lowest, scheme.scale)
         total += float((errors**2 * spread_over_taps(reader, scaled.power)).sum())
     # With one scale for each output, dividing a row changes its scale but not its relative errors.
     if not scheme.per_channel:
         rows = weights.rows(pair.maker) / factor.reshape(pair.maker.groups, -1, 1)
-        errors = _rounding_errors(rows, False, highest - lowest)
+        errors = _rounding_errors(rows, False, highest - lowest, scheme.scale)
         lost = (errors**2 * spread_over_taps(pair.maker, input_figures.power)).sum(2).reshape(-1)
         total += float((importance * factor**2 * lost).sum())
     return total
 
 
-def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
+def _rounding_errors(rows: Floats, per_channel: bool, levels: int, form: ScaleForm) -> Floats:
     """Return the rounding errors of weights [groups, outputs, taps]. The weights are quantized around zero, with one
     scale for all outputs or one for each output.
     """
-    steps = 2 * np.abs(rows).max(2 if per_channel else None, keepdims=True) / levels
+    steps = fit_scale(2 * np.abs(rows).max(2 if per_channel else None, keepdims=True) / levels, form)
     steps = np.where(steps > 0, steps, 1.0)
     return np.asarray(np.rint(rows / steps) * steps - rows, np.float64)
 

@@ -34,11 +34,12 @@ class NonlinearRanges(Recovery):
         """
         del samples
         scheme = state.scheme
-        kind = f"{scheme.activation_type}-{'symmetric' if scheme.activation_symmetric else 'asymmetric'}"
+        kind = f"{scheme.activation_type}-{'symmetric' if scheme.activation_symmetric else 'asymmetric'}-{scheme.scale}"
         path = workdir.parent / f"ranges-{kind}-{state.prepared.digest}.json"
         # Write the choice once: a search builds dozens of candidates from one float model.
         if not path.exists():
-            choices = _choose_ranges(state, grid_of(scheme.activation_type, scheme.activation_symmetric), progress)
+            grid = grid_of(scheme.activation_type, scheme.activation_symmetric, scheme.scale)
+            choices = _choose_ranges(state, grid, progress)
             path.write_text(json.dumps({name: [r.low, r.high] for name, r in choices.items()}), "utf-8")
         ends = parse(json_object(path, OutputError, "Remove it"), dict[str, tuple[float, float]], path, OutputError)
         ranges = {name: Range(*pair) for name, pair in ends.items()}

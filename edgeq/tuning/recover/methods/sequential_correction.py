@@ -6,7 +6,7 @@ it, and is corrected for these inputs. Correcting all layers at once would repea
 - Weights. Rounding each weight to the nearest integer is best only if inputs are uncorrelated. With H, the covariance
   of the layer's inputs, `edgeq.quantization.gptq` rounds for the least error of the output. A layer without a bias
   cannot take up the mean error dW E[x], so H is then the second moment. The rounding of the input adds step^2 / 12 to
-  the diagonal, because it is an independent error in each tap.
+  the diagonal, because it is an independent error in each tap. Coarse scales are chosen anew (`scale_choice`).
 - Bias. It takes up dW E[x]. Then the mean of the output after the next activation function becomes float32's
   (`output_means`; Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section
   4.2, with data instead of their assumptions).
@@ -16,7 +16,7 @@ At 8 bits, the biases matter most, so a layer with many taps keeps its weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,11 @@ from edgeq.scheme import Scheme
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.expansion import PLAIN, expand_integers
 from edgeq.tuning.recover.followers import Followers
-from edgeq.tuning.recover.layers import Floats, WeightedLayer, Weights, find_layers
+from edgeq.tuning.recover.layers import Floats, WeightedLayer, Weights, find_layers, input_channels
 from edgeq.tuning.recover.output_means import OutputView, find_shift, measure_float_means
 from edgeq.tuning.recover.patch_moments import PatchMoments, PatchSums
 from edgeq.tuning.recover.quantized_file import IntegerLayer, QuantizedFile
+from edgeq.tuning.recover.scale_choice import choose_scales
 from edgeq.tuning.recover.stepper import Stepper
 from edgeq.util.display import Progress
 from edgeq.util.heap import return_freed_memory
@@ -55,6 +56,8 @@ LARGEST = 2**22
 """Limit of entries in a layer's second moment (groups x taps^2). Larger layers keep their weights, because the time to
 round them grows with the cube of the taps.
 """
+# Number of patches on which scales are compared.
+_PATCHES = 2048
 # Number of tensors of the largest size that are in memory at once, on both sides of a branch and of Q/DQ nodes.
 _TENSORS_IN_MEMORY = 4
 
@@ -76,7 +79,7 @@ class SequentialCorrection(Recovery):
             EdgeqError: a model refuses a sample.
         """
         assert state.artifact is not None
-        file = QuantizedFile.load(state.artifact.model)
+        file = QuantizedFile.load(state.artifact.model, state.scheme)
         # A weight or bias that two layers share cannot be right for both.
         integers = [i for i in file.integer_layers(find_layers(state.prepared.model)) if not i.has_other_readers]
         if not integers:
@@ -111,6 +114,8 @@ class LayerCorrection:
         self._file = file
         self._floats = Weights(prepared.model)
         self._limits = weight_limits(scheme.weight_type, scheme.reduce_range)
+        self._scheme, self._coarse = scheme, scheme.scale == "power-of-two" or not scheme.per_channel
+        self._followers, self._layers = Followers(prepared.model), find_layers(prepared.model)
         # The sums of neighbouring weights were fitted to a limit, and another rounding could exceed it.
         self._rounds = not scheme.fit_pairs
         self.rounded = self.shifted = 0
@@ -140,12 +145,15 @@ class LayerCorrection:
                 node = tensors[tensor].producer()
                 assert node is not None
                 rounds = self._rounds and layer.groups * layer.taps**2 <= LARGEST
-                patches = sum_patches(layer, steps.advance(name_of(node.inputs[0])), products=rounds)
-                if rounds:
+                inputs = steps.advance(name_of(node.inputs[0]))
+                patches = sum_patches(layer, inputs, products=rounds)
+                if rounds and self._coarse and integer.scales and not integer.params.zero_point.any():
+                    integer = self._choose_scales(integer, patches.moments(), inputs, views[layer.name])
+                elif rounds:
                     self._round(integer, patches.moments())
                 self._start_bias(integer, patches.mean())
                 # The stepper runs a copy of the file's graph.
-                for value in (integer.weight, integer.bias):
+                for value in (integer.weight, integer.bias, *integer.scales):
                     if value is not None:
                         initializers[name_of(value)].const_value = value.const_value
                 values = steps.advance(tensor)
@@ -158,7 +166,7 @@ class LayerCorrection:
                 advance(1)
 
     def _views(self, integers: Sequence[IntegerLayer]) -> Mapping[str, OutputView]:
-        followers = Followers(self._prepared.model)
+        followers = self._followers
         return {
             i.layer.name: OutputView(
                 i.layer,
@@ -176,6 +184,38 @@ class LayerCorrection:
         if np.any(new != old):
             self._file.set_weight(integer, new)
             self.rounded += 1
+
+    def _choose_scales(
+        self, integer: IntegerLayer, moments: PatchMoments, inputs: Sequence[NDArray[Any]], view: OutputView
+    ) -> IntegerLayer:
+        """Choose the scales of a layer's weights and round them. Return the layer with its scales."""
+        layer = integer.layer
+        rows, old = self._floats.rows(layer), self._file.weight(integer)
+        choice = choose_scales(
+            integer,
+            rows,
+            self._floats.array(layer.bias).ravel() * np.ones(layer.outputs) if layer.bias else np.zeros(layer.outputs),
+            np.concatenate(list(draw_patches(layer, inputs)), axis=1),
+            _metric(integer, moments),
+            view,
+            scheme=self._scheme,
+            importance=self._importance(layer),
+        )
+        changed = np.any(choice.scale != integer.params.scale) or np.any(choice.integers != old)
+        integer = self._file.set_scale(integer, choice.scale)
+        self._file.set_weight(integer, choice.integers)
+        self.rounded += bool(changed)
+        return integer
+
+    def _importance(self, layer: WeightedLayer) -> Floats:
+        """Return how much an error of each output counts, float64 [outputs]: as much as the layers behind amplify it.
+        If other nodes read the output, all count alike.
+        """
+        ends = self._followers.find(layer.output).ends
+        behind = [other for other in self._layers if other.source in ends]
+        if not behind or any(input_channels(other) != layer.outputs for other in behind):
+            return np.ones(layer.outputs)
+        return np.asarray(sum(self._floats.input_importance(other) for other in behind), np.float64)
 
     def _start_bias(self, integer: IntegerLayer, mean: Floats) -> None:
         """Set the bias to float32's, plus the mean error of the weights on inputs with this mean.
@@ -206,6 +246,14 @@ def sum_patches(layer: WeightedLayer, inputs: Sequence[NDArray[Any]], *, product
     return sums
 
 
+def draw_patches(layer: WeightedLayer, inputs: Sequence[NDArray[Any]]) -> Iterator[NDArray[np.float32]]:
+    """Yield patches that a layer reads in each sample, float32 [groups, positions, taps]: at most `_PATCHES` of all
+    samples, drawn at random with a fixed seed.
+    """
+    for number, values in enumerate(inputs):
+        yield layer.patches(values, -(-_PATCHES // len(inputs)), np.random.default_rng([number, layer.taps]))
+
+
 def round_layer(
     rows: Floats, old: NDArray[np.int64], integer: IntegerLayer, moments: PatchMoments, limits: tuple[int, int]
 ) -> NDArray[np.int64]:
@@ -218,10 +266,15 @@ def round_layer(
     """
     scale = integer.per_row(integer.params.scale)
     zero = integer.per_row(integer.params.zero_point)
-    metric = damp(moments.second if integer.bias is None else moments.covariance, integer.input_scale)
+    metric = _metric(integer, moments)
     new = round_rows(rows / scale, metric, limits[0] - zero, limits[1] - zero)
     old_error, new_error = (squared_errors(rows - scale * q, metric) for q in (old, new))
     return np.asarray(np.where((new_error < old_error)[:, :, None], new, old), np.int64)
+
+
+def _metric(integer: IntegerLayer, moments: PatchMoments) -> Floats:
+    """Return the matrix that weighs errors of the weights, float64 [groups, taps, taps]."""
+    return damp(moments.second if integer.bias is None else moments.covariance, integer.input_scale)
 
 
 RECOVERY = SequentialCorrection()

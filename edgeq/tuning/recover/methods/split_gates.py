@@ -323,7 +323,7 @@ class SplitGates(Recovery):
         if not gates:
             return state.note(f"{self.name}: no layer is followed by a product with a function of itself")
         assert state.statistics is not None
-        grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric)
+        grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric, state.scheme.scale)
         # The layers are Conv, or Gemm with two axes, so channels are the second axis.
         axes = {gate.layer.output: 1 for gate in gates}
         few = observe_channels(state.prepared, axes, spread_over(samples, DRAWN_SAMPLES), progress)
