@@ -177,6 +177,7 @@ BACKENDS = ExtensionGroup(
     "edgeq.backends",
     listed={
         "cpu": "edgeq.backends.cpu:CpuBackend",
+        "espdl": "edgeq.backends.espdl.backend:EspdlBackend",
         "litert": "edgeq.backends.litert.backend:LitertBackend",
         "qnn": "edgeq.backends.qnn.backend:QnnBackend",
         "rknn": "edgeq.backends.rknn.backend:RknnBackend",

@@ -88,6 +88,10 @@ def test_backends_and_their_shapes(profile: Profile) -> None:
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "U8S8", True)
         case "litert":
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "S8S8", True)
+        case "espdl":
+            assert (scheme.format, scheme.pair, scheme.scale) == ("QDQ", "S8S8", "power-of-two")
+            assert scheme.activation_symmetric
+            assert scheme.weight_symmetric
         case "rknn":
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "S8S8", True)
             assert not scheme.activation_symmetric
