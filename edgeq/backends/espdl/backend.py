@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from edgeq.backends.base import (
     Artifact,
     DeviceSimulator,
+    SerialLog,
     TargetBackend,
     check_names,
     refuse_wide,
@@ -27,11 +29,13 @@ from edgeq.backends.base import (
 from edgeq.backends.espdl.arena import memory_of
 from edgeq.backends.espdl.chips import EspChip, EspFamily, chip_named, family_named
 from edgeq.backends.espdl.convert import at_batch_one, lower, lower_file
-from edgeq.backends.espdl.network import EspGraph
+from edgeq.backends.espdl.network import EspGraph, EspTensor
 from edgeq.backends.espdl.pairs import align_sums, remove_float_pairs
 from edgeq.backends.espdl.project import PROJECT_FILE, EspProject
+from edgeq.backends.espdl.reader import read
 from edgeq.backends.espdl.schema import MAGIC
 from edgeq.backends.espdl.selftest import checked_values, compare_chip, first_rows
+from edgeq.backends.espdl.serial import read_serial_log
 from edgeq.backends.espdl.session import opened
 from edgeq.backends.espdl.writer import write
 from edgeq.calibration.groups import share_ranges
@@ -161,10 +165,10 @@ class EspdlBackend(TargetBackend):
         """Return `artifact` with the .espdl file for the target's chip. See `Backend.finished`."""
         del progress
         family = self.family
-        graph = lower_file(artifact.model, family)
+        content, tests = self._file(artifact.model, samples)
+        # The file itself is read and run, so that an error in its layouts or attributes cannot hide.
+        graph = read(content, artifact.model.with_suffix(SUFFIX)).graph
         agreement = compare_chip(graph, family, artifact.model, prepared.path, samples, _UNFUSED)
-        tests = checked_values(graph, family, first_rows(samples, 1)[0])
-        content = write(graph, blocked=family.blocked, name=artifact.model.stem, tests=tests)
         notes = (
             f"the .espdl file is for {self.chip.title}: {agreement.sentence}",
             f"the chip checks itself: the file states {len(tests) - len(graph.inputs)} tensors of one sample",
@@ -184,16 +188,23 @@ class EspdlBackend(TargetBackend):
         """
         del count  # The file has the values of one sample, because every value takes flash.
         family, chip = self.family, self.chip
-        graph = lower_file(artifact.model, family)
-        values = checked_values(graph, family, first_rows(samples, 1)[0])
+        content, values = self._file(artifact.model, samples)
+        graph = read(content, artifact.model.with_suffix(SUFFIX)).graph
         # Next to the project, because every file of the project becomes part of the bundle.
         file = folder.with_name(f"{folder.name}{SUFFIX}")
-        file.write_bytes(write(graph, blocked=family.blocked, name=artifact.model.stem, tests=values))
+        file.write_bytes(content)
         never_run = self.target.profile.never_run if self.target is not None else ""
         title = artifact.title or artifact.model.stem
-        memory = memory_of(graph, file.stat().st_size)
-        files = EspProject(title, file, graph, chip, family, memory, values, never_run).write(folder)
+        memory = memory_of(graph, len(content))
+        by_name = {tensor.name: array for tensor, array in values.items()}
+        files = EspProject(title, file, graph, chip, family, memory, by_name, never_run).write(folder)
         return dataclasses.replace(artifact, files={**artifact.files, **files})
+
+    def _file(self, model: Path, samples: Samples) -> tuple[bytes, dict[EspTensor, NDArray[Any]]]:
+        """Return the bytes of a model's file, and the values that it states for the first sample."""
+        graph = lower_file(model, self.family)
+        values = checked_values(graph, self.family, first_rows(samples, 1)[0])
+        return write(graph, blocked=self.family.blocked, name=model.stem, tests=values), values
 
     def refusals(self, model: ir.Model, source: Path) -> Mapping[str, str]:
         """Return the input whose sizes are not fixed, if there is one. See `Backend.refusals`."""
@@ -214,6 +225,10 @@ class EspdlBackend(TargetBackend):
             return False
         with place.open("rb") as stream:
             return stream.read(len(MAGIC)) == MAGIC
+
+    def read_log(self, text: str) -> SerialLog | None:
+        """Return the check that a chip printed. See `Backend.read_log`."""
+        return read_serial_log(text)
 
     def simulator(self) -> DeviceSimulator:
         """Return a simulator that runs models in the integers of a target's chip."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.espdl.arena import EspMemory
 from edgeq.backends.espdl.chips import EspChip, EspFamily, runtime
-from edgeq.backends.espdl.network import EspGraph, EspPort, EspTensor
+from edgeq.backends.espdl.network import EspGraph, EspPort
 from edgeq.util.marker import sha256
 
 FOLDER = "esp-idf"
@@ -40,7 +40,7 @@ class EspProject:
     Attributes:
         name: name of the model, for people.
         file: the .espdl file.
-        values: the values of the file's sample by tensor.
+        values: the values of the file's sample by the name of the tensor.
         never_run: what was never run, as text.
     """
 
@@ -50,7 +50,7 @@ class EspProject:
     chip: EspChip
     family: EspFamily
     memory: EspMemory
-    values: Mapping[EspTensor, NDArray[Any]]
+    values: Mapping[str, NDArray[Any]]
     never_run: str
 
     def write(self, folder: Path) -> dict[str, Path]:
@@ -144,12 +144,11 @@ class EspProject:
                 "name": port.name,
                 "exponent": port.tensor.exponent,
                 "shape": list(port.tensor.shape),
-                "values": np.asarray(self.values[port.tensor]).ravel()[:_MOST_VALUES].tolist(),
+                "values": np.asarray(self.values[port.tensor.name]).ravel()[:_MOST_VALUES].tolist(),
             }
             for port in self.graph.outputs
         ]
-        tested = [tensor.name for tensor in self.values]
-        return json.dumps({"edgeq_expected": 1, "tensors": tested, "outputs": outputs}, indent=1) + "\n"
+        return json.dumps({"edgeq_expected": 1, "tensors": list(self.values), "outputs": outputs}, indent=1) + "\n"
 
 
 def _template(name: str) -> str:
