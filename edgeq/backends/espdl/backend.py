@@ -197,7 +197,9 @@ class EspdlBackend(TargetBackend):
         title = artifact.title or artifact.model.stem
         memory = memory_of(graph, len(content))
         by_name = {tensor.name: array for tensor, array in values.items()}
-        files = EspProject(title, file, graph, chip, family, memory, by_name, never_run).write(folder)
+        preprocess = getattr(samples, "preprocess", None)
+        project = EspProject(title, file, graph, chip, family, memory, by_name, never_run, preprocess)
+        files = project.write(folder)
         return dataclasses.replace(artifact, files={**artifact.files, **files})
 
     def _file(self, model: Path, samples: Samples) -> tuple[bytes, dict[EspTensor, NDArray[Any]]]:

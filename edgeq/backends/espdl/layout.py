@@ -33,8 +33,8 @@ def describe_layout(weights: EspTensor, *, blocked: bool) -> str:
     if not blocked:
         return f"{_PREFIX}{'HWCN' if weights.layout == DEPTHWISE else 'NHWC'}"
     size = block_size(weights)
-    rest = "_UNALIGNED" if _channels(weights.shape, weights.layout) % size else ""
-    return f"{_PREFIX}(N/{size})HWC{size}{rest}"
+    remainder = "_UNALIGNED" if _channels(weights.shape, weights.layout) % size else ""
+    return f"{_PREFIX}(N/{size})HWC{size}{remainder}"
 
 
 def store(weights: EspTensor, *, blocked: bool) -> NDArray[Any]:
@@ -49,10 +49,10 @@ def store(weights: EspTensor, *, blocked: bool) -> NDArray[Any]:
     whole = count // size * size
     # [N / size, size, H, W, C] → [N / size, H, W, C, size]
     blocks = np.moveaxis(channels_first[:whole].reshape(-1, size, *channels_first.shape[1:]), 1, -1)
-    rest = channels_first[whole:]
+    remainder = channels_first[whole:]
     # A depthwise filter has C = 1, so its CHWN is the filter with its channels last.
-    rest = np.moveaxis(rest, 0, -1) if weights.layout == DEPTHWISE else rest
-    return np.concatenate([blocks.ravel(), rest.ravel()])
+    remainder = np.moveaxis(remainder, 0, -1) if weights.layout == DEPTHWISE else remainder
+    return np.concatenate([blocks.ravel(), remainder.ravel()])
 
 
 def restore(values: NDArray[Any], shape: tuple[int, ...], text: str, *, depthwise: bool) -> NDArray[Any]:
@@ -82,10 +82,10 @@ def restore(values: NDArray[Any], shape: tuple[int, ...], text: str, *, depthwis
     whole = channels // size * size
     split = whole * int(np.prod(inner, dtype=np.int64))
     blocks = np.moveaxis(values[:split].reshape(-1, *inner, size), -1, 1).reshape(whole, *inner)
-    rest = values[split:]
+    remainder = values[split:]
     if depthwise:
-        rest = np.moveaxis(rest.reshape(*inner, channels - whole), -1, 0)
-    joined = np.concatenate([blocks, rest.reshape(channels - whole, *inner)])
+        remainder = np.moveaxis(remainder.reshape(*inner, channels - whole), -1, 0)
+    joined = np.concatenate([blocks, remainder.reshape(channels - whole, *inner)])
     return (
         joined[..., 0].transpose(*range(1, joined.ndim - 1), 0)[..., None] if depthwise else np.moveaxis(joined, 0, -1)
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgeq.backends.espdl.arena import EspMemory
 from edgeq.backends.espdl.chips import EspChip, EspFamily, runtime
 from edgeq.backends.espdl.network import EspGraph, EspPort
+from edgeq.backends.espdl.preprocessing import preprocessing_lines
 from edgeq.util.marker import sha256
 
 FOLDER = "esp-idf"
@@ -42,6 +43,7 @@ class EspProject:
         file: the .espdl file.
         values: the values of the file's sample by the name of the tensor.
         never_run: what was never run, as text.
+        preprocess: the preprocessing of the samples; None if they are inputs of the model already.
     """
 
     name: str
@@ -52,6 +54,7 @@ class EspProject:
     memory: EspMemory
     values: Mapping[str, NDArray[Any]]
     never_run: str
+    preprocess: Any = None
 
     def write(self, folder: Path) -> dict[str, Path]:
         """Create `folder`, write the project into it, and return its files, keyed by their names in a bundle."""
@@ -136,7 +139,7 @@ class EspProject:
                     f"constexpr int kEdgeq{kind}{number}Exponent = {port.tensor.exponent};",
                     f"constexpr int kEdgeq{kind}{number}Shape[] = {{{shape}}};",
                 ]
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, "", *preprocessing_lines(self.preprocess)]) + "\n"
 
     def _expected(self) -> str:
         outputs = [

@@ -26,7 +26,9 @@ from edgeq.backends.espdl.network import EspGraph
 from edgeq.backends.espdl.selftest import checked_values, encoded_inputs, first_rows
 from edgeq.backends.espdl.writer import write
 from edgeq.data.sample import Sample
+from edgeq.data.samples import open_samples
 from edgeq.hardware.target import find_target
+from edgeq.model.prepare import prepare_model
 from tests.backends.build import Bench, bench
 from tests.conftest import REPOSITORY, find_shared_data
 
@@ -62,11 +64,23 @@ def built(
     folder: Path, model: onnx.ModelProto, x: NDArray[Any] | None = None, target: str = "esp32-c6", **scheme: Any
 ) -> Built:
     """Build a model for a target, with the ranges of the samples `x`."""
-    place = bench(folder, model, x)
+    place = prepared_bench(folder, model, x)
     chosen = find_target(target).profile.scheme.replace(**scheme)
     backend = EspdlBackend(find_target(target))
     artifact = backend.build(place.prepared, place.ranges(chosen), chosen, folder / "int8.onnx")
     return Built(artifact, place, target)
+
+
+def prepared_bench(folder: Path, model: onnx.ModelProto, x: NDArray[Any] | None) -> Bench:
+    """Return `bench` for a model whose input has any name."""
+    name = model.graph.input[0].name
+    if x is None or name == "x":
+        return bench(folder, model, x)
+    source = folder / "model.onnx"
+    source.write_bytes(model.SerializeToString())
+    np.savez(folder / "x.npz", **{name: x})
+    prepared = prepare_model(source, folder / "work")
+    return Bench(prepared, open_samples(folder / "x.npz", prepared.signature), folder)
 
 
 def portable(rounding: str) -> EspFamily:

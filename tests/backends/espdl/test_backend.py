@@ -15,8 +15,10 @@ from edgeq.backends.espdl.arena import arena_bytes, memory_of
 from edgeq.backends.espdl.backend import EspdlBackend
 from edgeq.backends.espdl.chips import chip_named
 from edgeq.backends.espdl.network import EspGraph, EspNode, EspPort, EspTensor
+from edgeq.backends.espdl.preprocessing import preprocessing_lines
 from edgeq.backends.espdl.project import FOLDER, PROJECT_FILE
 from edgeq.backends.espdl.reader import read
+from edgeq.data.preprocess import load_preprocess
 from edgeq.errors import HardwareError, ModelError, UsageError
 from edgeq.hardware.target import find_target, load_targets
 from edgeq.scheme import Scheme
@@ -107,6 +109,23 @@ def test_a_bundle_has_a_project_that_flashes_and_checks_the_model(residual: Buil
     folder.mkdir()
     finished = backend().finished(artifact, residual.bench.prepared, residual.bench.samples, folder)
     assert [name for name in finished.files if name.endswith(".espdl")] == [PROJECT_FILE]
+
+
+def test_the_header_has_the_arithmetic_of_the_preprocessing_as_one_scale_and_offset() -> None:
+    steps = [
+        {"op": "divide", "value": 255},
+        {"op": "subtract", "value": [0.5, 0.25, 0.0]},
+        {"op": "divide", "value": [0.25, 0.5, 1.0]},
+    ]
+    lines = preprocessing_lines(load_preprocess({"steps": steps}))
+    constants = {line.split("[")[0].split()[-1]: line.split("{")[1].split("}")[0] for line in lines if "{" in line}
+    scale, offset = (
+        np.array([float(number.rstrip("f")) for number in constants[name].split(", ")])
+        for name in ("kEdgeqScale", "kEdgeqOffset")
+    )
+    pixels = np.array([0.0, 100.0, 255.0])
+    expected = (pixels / 255 - [0.5, 0.25, 0.0]) / [0.25, 0.5, 1.0]
+    np.testing.assert_allclose(pixels * scale + offset, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
