@@ -9,32 +9,39 @@ depthwise convolutions always use the 20 bits. Source: espressif/esp-dl 3.3.9, i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.backends.espdl.layout import block_size
-from edgeq.backends.espdl.network import DEPTHWISE, RELU, EspNode, EspTensor
+from edgeq.backends.espdl.network import DEPTHWISE, RELU, EspNode
 from edgeq.backends.espdl.rounding import INTEGERS, ChipArithmetic, saturate
 
-# Sums below 2^53 are exact in float64, whose matrix products are much faster than those of integers.
-_EXACT = np.float64
+# Matrix products of floats are much faster than those of integers. Sums below these limits are exact.
+_EXACT = {np.float32: 2**24, np.float64: 2**53}
 _LANE_TYPE = "int8"
+# Bits of accumulators that never saturate.
+_WHOLE = 32
 
 
 def run_conv(node: EspNode, data: NDArray[Any], arithmetic: ChipArithmetic) -> NDArray[Any]:
     """Return the result of a Conv on [1, H, W, C]."""
-    weights = node.data[1]
-    # [places, taps, C]: the values under the filter at each place of the output.
-    patches = _patches(node, data, weights.shape[:2])
-    return _finish(node, _sums(node, patches, arithmetic), arithmetic)
+    sums = _sums(node, lambda values, weights: _convolve(node, values, weights), data)
+    if _may_saturate(node, arithmetic):
+        patches = _patches(node, data)
+        sums = _in_lanes(node, sums, patches, arithmetic.lane_bits)
+    return _finish(node, sums, arithmetic)
 
 
 def run_gemm(node: EspNode, data: NDArray[Any], arithmetic: ChipArithmetic) -> NDArray[Any]:
     """Return the result of a Gemm on [..., C]."""
-    patches = data.reshape(-1, 1, data.shape[-1])
-    return _finish(node, _sums(node, patches, arithmetic), arithmetic)
+    rows = data.reshape(-1, data.shape[-1])
+    sums = _sums(node, lambda values, weights: values @ weights[0, 0], rows)
+    if _may_saturate(node, arithmetic):
+        sums = _in_lanes(node, sums, rows[:, None, :], arithmetic.lane_bits)
+    return _finish(node, sums, arithmetic)
 
 
 def shifts(node: EspNode) -> NDArray[np.int64]:
@@ -55,15 +62,33 @@ def largest_sum(node: EspNode) -> int:
     return int((magnitudes.sum(axis=axes) * bound + np.abs(_bias(node))).max())
 
 
-def _patches(node: EspNode, data: NDArray[Any], taps: tuple[int, ...]) -> NDArray[Any]:
+def _convolve(node: EspNode, data: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
+    """Return the sums of products [places, channels], one tap of the filter after the other."""
+    depthwise, taps = node.data[1].layout == DEPTHWISE, weights.shape[:2]
+    total: NDArray[Any] = np.zeros((), data.dtype)
+    for place in np.ndindex(*taps):
+        part = _under_tap(node, data, taps, place)
+        total = total + (part * weights[place][:, 0] if depthwise else part @ weights[place])
+    return np.asarray(total).reshape(-1, total.shape[-1])
+
+
+def _under_tap(node: EspNode, data: NDArray[Any], taps: tuple[int, ...], place: tuple[int, ...]) -> NDArray[Any]:
+    """Return the values [H, W, C] that a tap of the filter multiplies, one for each place of the output."""
     pads, strides, dilations = map(node.integers, ("pads", "strides", "dilations"))
     padded = np.pad(data[0], ((pads[0], pads[2]), (pads[1], pads[3]), (0, 0)))
-    spans = [(size - 1) * dilation + 1 for size, dilation in zip(taps, dilations, strict=True)]
-    windows = np.lib.stride_tricks.sliding_window_view(padded, spans, axis=(0, 1))
-    windows = windows[:: strides[0], :: strides[1], :, :: dilations[0], :: dilations[1]]
-    # [H, W, C, taps, taps] → [H W, taps taps, C]
-    places = windows.shape[0] * windows.shape[1]
-    return windows.transpose(0, 1, 3, 4, 2).reshape(places, taps[0] * taps[1], data.shape[3])
+    spans = []
+    for axis in (0, 1):
+        begin = place[axis] * dilations[axis]
+        last = padded.shape[axis] - (taps[axis] - 1) * dilations[axis] + begin
+        spans.append(slice(begin, last, strides[axis]))
+    return padded[spans[0], spans[1]]
+
+
+def _patches(node: EspNode, data: NDArray[Any]) -> NDArray[Any]:
+    """Return [places, taps, channels]: the values under the filter at each place of the output."""
+    taps = node.data[1].shape[:2]
+    parts = [_under_tap(node, data, taps, place) for place in np.ndindex(*taps)]
+    return np.stack(parts, axis=2).reshape(-1, len(parts), data.shape[3])
 
 
 def _bias(node: EspNode) -> NDArray[np.int64]:
@@ -74,54 +99,52 @@ def _bias(node: EspNode) -> NDArray[np.int64]:
     return values.astype(INTEGERS)
 
 
-def _sums(node: EspNode, patches: NDArray[Any], arithmetic: ChipArithmetic) -> NDArray[np.int64]:
-    """Return the accumulators [places, output channels]."""
-    weights, bias = node.data[1], _bias(node)
-    assert weights.values is not None
-    depthwise = weights.layout == DEPTHWISE
-    exact = patches.astype(_EXACT)
-    if depthwise:
-        filters = weights.values.reshape(-1, patches.shape[2]).astype(_EXACT)  # [taps, C]
-        sums = np.einsum("ptc,tc->pc", exact, filters)
-    else:
-        filters = weights.values.reshape(-1, weights.shape[-1]).astype(_EXACT)  # [taps C, N]
-        sums = exact.reshape(len(patches), -1) @ filters
-    totals = sums.astype(INTEGERS) + bias
-    if arithmetic.lane_bits >= 32 or weights.type != _LANE_TYPE:
-        return np.asarray(totals, INTEGERS)
-    return _in_lanes(totals, exact, filters, bias, weights, arithmetic.lane_bits)
-
-
-def _in_lanes(
-    totals: NDArray[np.int64],
-    patches: NDArray[np.float64],
-    filters: NDArray[np.float64],
-    bias: NDArray[np.int64],
-    weights: EspTensor,
-    bits: int,
+def _sums(
+    node: EspNode, multiply: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]], data: NDArray[Any]
 ) -> NDArray[np.int64]:
-    """Return the sums with those that leave the range of a lane replaced by what the lane gives."""
-    high = 2 ** (bits - 1) - 1
-    depthwise = weights.layout == DEPTHWISE
+    """Return the accumulators [places, output channels], as if they never saturated."""
+    values = node.data[1].values
+    assert values is not None
+    bound = largest_sum(node)
+    dtype = next((dtype for dtype, limit in _EXACT.items() if bound < limit), np.float64)
+    products = multiply(data.astype(dtype), values.astype(dtype))
+    return np.asarray(products.astype(INTEGERS) + _bias(node), INTEGERS)
+
+
+def _may_saturate(node: EspNode, arithmetic: ChipArithmetic) -> bool:
+    """Return whether some partial sum could leave a lane."""
+    in_lanes = arithmetic.lane_bits < _WHOLE and node.data[1].type == _LANE_TYPE
+    return in_lanes and largest_sum(node) > 2 ** (arithmetic.lane_bits - 1) - 1
+
+
+def _in_lanes(node: EspNode, totals: NDArray[np.int64], patches: NDArray[Any], bits: int) -> NDArray[np.int64]:
+    """Return the sums with those that leave the range of a lane replaced by what the lane gives.
+
+    Args:
+        patches: [places, taps, channels].
+    """
+    weights, bias = node.data[1], np.broadcast_to(_bias(node), totals.shape[1:])
+    assert weights.values is not None
+    high, depthwise = 2 ** (bits - 1) - 1, weights.layout == DEPTHWISE
+    values = patches.astype(np.float64)
     # Only sums whose magnitudes could leave the lane are added one by one, because that is slow.
     if depthwise:
-        reach = np.einsum("ptc,tc->pc", np.abs(patches), np.abs(filters))
+        filters = weights.values.reshape(-1, patches.shape[2]).astype(np.float64)  # [taps, C]
+        reach = (np.abs(values) * np.abs(filters)).sum(axis=1)
         lanes = totals.shape[1]
     else:
-        reach = np.abs(patches).reshape(len(patches), -1) @ np.abs(filters)
+        values = values.reshape(len(patches), -1)
+        filters = weights.values.reshape(-1, weights.shape[-1]).astype(np.float64)  # [taps C, N]
+        reach = np.abs(values) @ np.abs(filters)
         lanes = totals.shape[1] // block_size(weights) * block_size(weights)
-    outside = np.argwhere((reach + np.abs(bias))[:, :lanes] > high)
-    if not len(outside):
+    places, channels = np.nonzero((reach + np.abs(bias))[:, :lanes] > high)
+    if not len(places):
         return totals
-    bias, result = np.broadcast_to(bias, totals.shape[1:]), totals.copy()
-    places, channels = outside.T
-    if depthwise:
-        products = patches[places, :, channels] * filters[:, channels].T
-    else:
-        products = patches.reshape(len(patches), -1)[places] * filters[:, channels].T
-    lane = bias[channels].clip(-high - 1, high).astype(_EXACT)
-    for step in products.T:
+    rows = values[places, :, channels] if depthwise else values[places]
+    lane = bias[channels].clip(-high - 1, high).astype(np.float64)
+    for step in (rows * filters[:, channels].T).T:
         lane = (lane + step).clip(-high - 1, high)
+    result = totals.copy()
     result[places, channels] = lane.astype(INTEGERS)
     return result
 
