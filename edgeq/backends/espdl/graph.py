@@ -51,7 +51,7 @@ from edgeq.model.quant_params import QuantParams, params_of
 
 _TYPES: Mapping[ir.DataType, EspType] = {ir.DataType.INT8: "int8", ir.DataType.INT16: "int16"}
 _FUSED = ("Conv", "Gemm")
-_SPATIAL = ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "DepthToSpace")
+_SPATIAL = ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "SpaceToDepth")
 _ORDERED = ("Transpose", "Reshape", "Flatten", "MatMul", "Gemm", "Softmax")
 
 

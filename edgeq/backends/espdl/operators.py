@@ -98,7 +98,7 @@ def _bias(work: EspLowering, node: ir.Node, bias: ir.Value, sums: list[int], cou
         raise CannotLowerError("its bias is not one number for each channel")
     steps = np.rint(np.broadcast_to(numbers, (count,)) * 2.0 ** -np.array(sums, np.float64))
     bits = 40 if wide else work.family.bias_bits
-    if np.abs(steps).max(initial=0) > 2 ** (bits - 1) - 1:
+    if steps.min(initial=0) < -(2 ** (bits - 1)) or steps.max(initial=0) >= 2 ** (bits - 1):
         worst = int(np.abs(steps).argmax())
         raise CannotLowerError(
             f"the bias of channel {worst} is {steps[worst]:.0f}, and the kernels of this chip take {bits} bits"
@@ -313,6 +313,23 @@ def _slice(work: EspLowering, node: ir.Node) -> None:
     _move(work, node, "Slice", data, data.order, {}, tuple(map(work.numbers, columns)))
 
 
+def _space_to_depth(work: EspLowering, node: ir.Node) -> None:
+    """Write one Slice for each place in a block, and join them. The runtime's own operator orders the channels in
+    another way than ONNX.
+    """
+    data, block = _image(work, node), node.attributes.get_int("blocksize")
+    _, channels, height, width = data.shape
+    shape = (1, height // block, width // block, channels)
+    parts = []
+    for place in np.ndindex(block, block):
+        columns = map(work.numbers, (place, (height, width), (1, 2), (block, block)))
+        part = work.fresh(f"{node.name}/part", data.tensor, shape)
+        work.emit("Slice", (data.tensor, *columns), part)
+        parts.append(part)
+    first = replace(data, tensor=parts[0])
+    _move(work, node, "Concat", first, data.order, {"axis": _IMAGE - 1}, tuple(parts[1:]))
+
+
 def _resize(work: EspLowering, node: ir.Node) -> None:
     data = _image(work, node)
     shape = work.sizes(node.outputs[0])
@@ -345,6 +362,7 @@ HANDLERS: Mapping[str, Callable[[EspLowering, ir.Node], None]] = {
     "Resize": _resize,
     "Slice": _slice,
     "Softmax": _softmax,
+    "SpaceToDepth": _space_to_depth,
     "Squeeze": _reshape,
     "Sub": _add,
     "Transpose": _transpose,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-import numpy as np
-
 from edgeq.backends.espdl.chips import EspFamily
 from edgeq.backends.espdl.network import DEPTHWISE, EspGraph, EspNode
 from edgeq.backends.espdl.products import shifts
@@ -69,7 +67,8 @@ def _products(node: EspNode, family: EspFamily) -> Iterator[str]:
     if len(node.data) > 2 and node.type == "int8":
         bias = node.data[2].values
         assert bias is not None
-        if int(np.abs(bias.astype(np.int64)).max(initial=0)) > 2 ** (family.bias_bits - 1) - 1:
+        limit = 2 ** (family.bias_bits - 1)
+        if bias.min(initial=0) < -limit or bias.max(initial=0) >= limit:
             yield f"a bias needs more than {family.bias_bits} bits, to which the runtime cuts it"
 
 

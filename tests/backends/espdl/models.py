@@ -71,6 +71,7 @@ MODELS: Mapping[str, onnx.ModelProto] = {
         ' nearest_mode = "floor">(c, "", scales)',
         {**W, "scales": np.array([1, 1, 2, 3], np.float32)},
     ),
+    "in blocks": image("[blocks] s = SpaceToDepth<blocksize = 2>(x) [conv] z = Conv(s, v)", {"v": random(8, 32, 1, 1)}),
     "moved": model(
         f"{CONV} [turn] t = Transpose<perm = [0, 2, 3, 1]>(c) [shape] r = Reshape(t, dims)"
         "[fc] g = MatMul(r, m) [soft] y = Softmax<axis = -1>(g)",
