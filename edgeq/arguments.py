@@ -14,9 +14,9 @@ from collections.abc import Callable
 _LISTED = """
 activation_symmetric activation_type against annotations batch bench block_compute budget bundle
 class_offset classes confidence count cut_head data decoder draw dry_run effort eight_bit engine every_element exclude
-expect fit_pairs fix force format generation gpu head help images install iou json key labels limits max_drop memory
-method min_speedup objective official on onnxruntime optimization output per_channel percentile pin preprocess raw
-recover reduce_range reference require_coverage require_signature rest resume scenario seed selftest skip
+expect fit_pairs fix force format generation gpu head help images install iou json key labels limits log max_drop
+memory method min_speedup objective official on onnxruntime optimization output per_channel percentile pin preprocess
+raw recover reduce_range reference require_coverage require_signature rest resume scenario seed selftest skip
 sources split start statistics strict stride symmetric sysroot target task task_output thorough threads threshold top
 trust try_preprocess update val variant weight_only weight_type wheels why wide with_float workers
 """

@@ -73,6 +73,55 @@ def layer(name: str, seeds: Callable[[Path], None], **settings: Any) -> Callable
     return register
 
 
+# Files of chips
+
+
+def _chip_files(folder: Path) -> None:
+    from edgeq.backends.espdl.network import DEPTHWISE, FILTER, EspGraph, EspNode, EspPort, EspTensor
+    from edgeq.backends.espdl.writer import write
+
+    image, pooled = EspTensor("x", (1, 4, 4, 17), "int8", (-4,)), EspTensor("c", (1, 4, 4, 17), "int8", (-3,))
+    rows, result = EspTensor("r", (1, 272), "int8", (-3,)), EspTensor("y", (1, 3), "int8", (-2,))
+    values = np.zeros((1, 1, 17, 1), np.int8), np.zeros((1, 1, 272, 3), np.int8)
+    filters = EspTensor("w", values[0].shape, "int8", (-6,), values[0], DEPTHWISE)
+    matrix = EspTensor("m", values[1].shape, "int8", (-6,), values[1], FILTER)
+    shape = EspTensor("s", (2,), "int64", values=np.array([1, 272]))
+    window = {"pads": (0,) * 4, "strides": (1, 1), "dilations": (1, 1), "kernel_shape": (1, 1), "group": 17}
+    nodes = (
+        EspNode("Conv", "c", (image, filters), (pooled,), {**window, "activation": "Relu"}),
+        EspNode("Reshape", "r", (pooled, shape), (rows,), {"allowzero": 0}),
+        EspNode("Gemm", "y", (rows, matrix), (result,), {"activation": "Linear", "transA": 0, "transB": 0}),
+    )
+    graph = EspGraph((EspPort("x", image, (0, 2, 3, 1)),), (EspPort("y", result, (0, 1)),), nodes)
+    tests = {image: np.zeros(image.shape, np.int8), result: np.zeros(result.shape, np.int8)}
+    for name, blocked in (("plain", False), ("blocked", True)):
+        (folder / f"{name}.espdl").write_bytes(write(graph, blocked=blocked, tests=tests))
+
+
+@layer("espdl", _chip_files, cases=5000)
+def _espdl(path: Path) -> None:
+    from edgeq.backends.espdl.reader import read
+
+    read(path.read_bytes(), path)
+
+
+def _chip_outputs(folder: Path) -> None:
+    lines = (
+        f"EDGEQ start file={'0' * 64} chip=esp32-s3",
+        "\x1b[0;32mI (512) dl::Model: Testing output y.\x1b[0m",
+        "\x1b[0;31mE (516) dl::Model: Test output y does not match\x1b[0m",
+        "EDGEQ end passed=0 microseconds=9120",
+    )
+    (folder / "serial.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
+@layer("serial-logs", _chip_outputs, mutate=of_text)
+def _serial_log(path: Path) -> None:
+    from edgeq.backends.espdl.serial import read_serial_log
+
+    read_serial_log(path.read_bytes().decode("utf-8", "replace"))
+
+
 # Models and samples
 
 

@@ -158,6 +158,27 @@ class Alternative:
 DeviceSimulator = Callable[[Target], AbstractContextManager[Callable[[Path, SessionSettings], Session]]]
 """Simulate the device of a target: open models as sessions that give the device's outputs."""
 
+
+@dataclass(frozen=True)
+class SerialLog:
+    """Hold what a device without edgeq's runner printed about its check of a file.
+
+    Attributes:
+        file: SHA-256 of the file that the device checked.
+        chip: the device's name.
+        reason: why the check failed; "" if it passed.
+        tensors: the tensors that the device compared, in order.
+        microseconds: time of one run; None if the device printed none.
+    """
+
+    passed: bool
+    file: str
+    chip: str
+    reason: str = ""
+    tensors: tuple[str, ...] = ()
+    microseconds: int | None = None
+
+
 Status = Literal["ok", "absent", "failed", "not run"]
 
 
@@ -361,6 +382,11 @@ class Backend:
         """Return whether this backend wrote the file `place`. Such a file accompanies a model or takes its place."""
         del place
         return False
+
+    def read_log(self, text: str) -> SerialLog | None:
+        """Return the check that a device without edgeq's runner printed; None if the text has none."""
+        del text
+        return None
 
     def simulator(self) -> DeviceSimulator | None:
         """Return the simulator of a target's device, or None if there is no simulator."""

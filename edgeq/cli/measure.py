@@ -73,6 +73,12 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="Use at most this many samples of --data.",
 )
+@click.option(
+    "--log",
+    type=PATH,
+    metavar="FILE",
+    help="Check what a chip without edgeq's runner printed to FILE while it ran the variant's self-test.",
+)
 @click.option("--preprocess", help="Preprocessing of the samples. [default: the bundle's]")
 @click.option("--task", shell_complete=COMPLETE_TASK, help=f"Also measure accuracy with this task: {TASK_NAMES}.")
 @task_options()
@@ -89,12 +95,23 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
     edgeq verify dist/ --on all
     edgeq verify dist/ --on raspberry-pi-5 --data val/ --count 100 --task classification
     edgeq verify dist/ --on ssh://pi@10.0.0.5
+    edgeq verify dist/ --log serial.txt
     """
     from edgeq_device.bundle.verify import report_lines
 
     from edgeq.bundle.verify import check_report, check_trusted, verify_bundle
 
     trust, expect, required = (options.pop(name) for name in ("trust", "expect", "require_signature"))
+    if (log := options.pop("log")) is not None:
+        from edgeq.prove.serial_check import check_log
+        from edgeq.prove.verify_options import refuse_with_log
+
+        refuse_with_log(options)
+        expect = check_trusted(bundle, trust=trust, required=required, expect=expect)
+        checked = check_log(bundle, log, variant=variant, expect=expect)
+        printer.lines(checked, checked.lines())
+        checked.check()
+        return
     if options["on"]:
         from edgeq.remote.verify import verify_everywhere
 

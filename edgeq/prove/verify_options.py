@@ -26,6 +26,17 @@ def read_verify_request(bundle: Path, variant: str | None, options: Mapping[str,
     return VerifyRequest(bundle, variant=variant, options=named, max_drop=drop, **fields)
 
 
+def refuse_with_log(options: Mapping[str, Any]) -> None:
+    """Refuse options that a check of a chip's output does not use.
+
+    Raises:
+        UsageError: such an option is given.
+    """
+    name = next((name for name, value in options.items() if value not in (None, ())), None)
+    if name is not None:
+        raise UsageError(f"⟨{name}⟩ does not apply to a chip's output", "Leave it out, or leave out ⟨log⟩")
+
+
 def refuse_without_target(options: Mapping[str, Any]) -> None:
     """Refuse options for the comparison with a target if no target is named.
 

@@ -177,6 +177,7 @@ BACKENDS = ExtensionGroup(
     "edgeq.backends",
     listed={
         "cpu": "edgeq.backends.cpu:CpuBackend",
+        "espdl": "edgeq.backends.espdl.backend:EspdlBackend",
         "litert": "edgeq.backends.litert.backend:LitertBackend",
         "neural-art": "edgeq.backends.neural_art.backend:NeuralArtBackend",
         "qnn": "edgeq.backends.qnn.backend:QnnBackend",

@@ -92,6 +92,10 @@ def test_backends_and_their_shapes(profile: Profile) -> None:
         case "neural-art":
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "S8S8", True)
             assert not scheme.activation_symmetric
+        case "espdl":
+            assert (scheme.format, scheme.pair, scheme.scale) == ("QDQ", "S8S8", "power-of-two")
+            assert scheme.activation_symmetric
+            assert scheme.weight_symmetric
         case "rknn":
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "S8S8", True)
             assert not scheme.activation_symmetric

@@ -55,6 +55,10 @@ EXPECTED = {
     **dict.fromkeys(("imx95", "mcxn947", "rt700"), "litert-npu"),
     **{f"rk{chip}": "rockchip-npu" for chip in (3588, 3576, 3566, 3568, 3562)},
     **{f"rv{chip}": "rockchip-npu" for chip in ("1126b", "1103", "1106")},
+    **dict.fromkeys(("esp32", "esp32-s2", "esp32-c3", "esp32-c5", "esp32-c6"), "espdl-c"),
+    "esp32-s3": "espdl-s3",
+    "esp32-p4": "espdl-p4",
+    "esp32-s31": "espdl-p4",
     **dict.fromkeys(("rock-5b", "orange-pi-5", "nanopi-r5s", "luckfox-pico-pro-max"), "rockchip-npu"),
 }
 RECORD_OF = {
@@ -215,7 +219,7 @@ def test_a_profile_by_path(tmp_path: Path) -> None:
         ),
         (
             'title = "x"\nextends = "arm64-neon"\nbackend = "gpu9"\n',
-            r"t.toml: unknown backend 'gpu9'. Known: cpu, litert, neural-art, qnn, rknn, systolic, tensorrt",
+            r"t.toml: unknown backend 'gpu9'. Known: cpu, espdl, litert, neural-art, qnn, rknn, systolic, tensorrt",
         ),
         ('title = "x"\nextends = "arm64-neon"\n[systolic]\ndmi = 16\n', r"t.toml: unknown key 'dmi' in \[systolic\]"),
         (
