@@ -952,6 +952,39 @@ def _read_tflite(path: Path) -> None:
     model_digest(path)
 
 
+def _ncnn_files(folder: Path) -> None:
+    from tests.backends.ncnn.archives import convolution_file
+
+    weights, bias = np.ones((2, 3, 3, 3)), np.zeros(2)
+    (folder / "float.ncnn").write_bytes(convolution_file(weights, bias, 5, batch="N"))
+    (folder / "int8.ncnn").write_bytes(convolution_file(weights, bias, 5, input_scale=2.0))
+
+
+def _of_ncnn(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    """Change the description or the layers in a file, or the bytes of the file."""
+    if random.random() < 0.3:
+        return of_bytes(random, data, others)
+    changed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(changed, "w") as output:
+        place = random.choice(("model.param", "edgeq.json"))
+        for name in archive.namelist():
+            content = archive.read(name)
+            mutate = of_json if name.endswith(".json") else of_text
+            output.writestr(name, mutate(random, content, [content]) if name == place else content)
+    return changed.getvalue()
+
+
+@layer("ncnn", _ncnn_files, mutate=_of_ncnn)
+def _read_ncnn(path: Path) -> None:
+    from edgeq_device.engines.direct_ncnn import describe_file
+    from edgeq_device.engines.ncnn_file import read_ncnn
+
+    from edgeq.model.load import model_signature
+
+    describe_file(read_ncnn(path.read_bytes(), path.name), path.name)
+    model_signature(path)
+
+
 _WEB_FILES = {"model.onnx": b"a model", "selftest.bin": bytes(64)}
 _WEB = """
 import readline from "node:readline";

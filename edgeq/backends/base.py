@@ -378,6 +378,12 @@ class Backend:
         del prepared, samples, folder, progress
         return artifact
 
+    def edited(self, artifact: Artifact) -> Artifact:
+        """Return an artifact whose model was edited, with its simulation made from the model as it is now. edgeq calls
+        this if a recovery edited the Q/DQ model.
+        """
+        return artifact
+
     def owns(self, place: Path) -> bool:
         """Return whether this backend wrote the file `place`. Such a file accompanies a model or takes its place."""
         del place

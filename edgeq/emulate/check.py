@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from edgeq_device.bundle.package import MAIN, Bundle
 from edgeq_device.bundle.select import judge, select
 from edgeq_device.bundle.selftest import OutputCheck, check_outputs
@@ -31,7 +32,17 @@ from edgeq.bundle.verify import open_checked
 from edgeq.data.samples import Samples, open_samples
 from edgeq.emulate.probe import probe_engine
 from edgeq.emulate.proof import KernelProof, check_kernels
-from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, ExecutionRoute, Running, Simulator, choose_route
+from edgeq.emulate.routes import (
+    EMULATED,
+    NATIVE,
+    NOT_RUN,
+    ExecutionRoute,
+    Running,
+    Simulator,
+    choose_emulated,
+    choose_route,
+    is_emulated_with,
+)
 from edgeq.errors import (
     BoardError,
     BundleError,
@@ -44,7 +55,7 @@ from edgeq.errors import (
 )
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import ANY, load_profiles, match_profile
-from edgeq.hardware.target import AUTO, Target, find_target, resolve, runs_natively
+from edgeq.hardware.target import AUTO, Target, find_application_engine, find_target, resolve, runs_natively
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import HERE
@@ -92,7 +103,9 @@ def find_route(
     if not problem and target.architecture not in (ANY, machine.architecture):
         problem = f"{engine.name} runs its kernels for {target.architecture} only on {target.architecture}"
     if problem:
-        return ExecutionRoute(NOT_RUN, "", problem)
+        # The emulated machine has a package of the engine, so nothing of the engine is needed here.
+        emulated = is_emulated_with(target, engine)
+        return choose_emulated(target, engine) if emulated else ExecutionRoute(NOT_RUN, "", problem)
     if runs_natively(target, machine):
         return _build_route(NATIVE, f"{engine.name}, {HERE}", engine, target, {})
     # The variable hides newer instructions, so the engine runs the kernels of the target at native speed.
@@ -147,7 +160,7 @@ class EmulatedCheck:
         where: "natively", "emulated", "modelled" or "not run".
         how: the means, such as "qemu-aarch64 -cpu cortex-a72".
         status: "passed", "failed" or "not run".
-        reason: why the status is not "passed".
+        reason: why the status is not "passed", or why the answers on data were not compared.
         kernels: proof that the kernels are the target's.
         selftest: for each output, the largest difference from the expected values, and its limit. With an infinite
             limit, only shape, dtype and finiteness are checked.
@@ -159,6 +172,8 @@ class EmulatedCheck:
         host_agreement: agreement of this machine's outputs, if the reference is float32.
         accuracy: accuracy of "host" and "target" by labels, on the same samples; empty without a task.
         noise_db: SQNR against float32 that the bundle states for the variant; None if it does not count here.
+        equal: number of samples for which every value of the outputs is the same on the target and on this machine.
+        difference: largest difference of a value on the target from the value on this machine.
     """
 
     target: str
@@ -178,6 +193,8 @@ class EmulatedCheck:
     host_agreement: Agreement | None = None
     accuracy: Mapping[str, Accuracy] = field(default_factory=dict)
     noise_db: float | None = None
+    equal: int = 0
+    difference: float = 0.0
 
     @property
     def drop(self) -> float | None:
@@ -217,6 +234,8 @@ class CheckedModel:
         basis: what the figures of the outputs are taken over.
         float_model: the float model that the model was made from, if it is available. The outputs on the target and on
             this machine are compared to those of the float model.
+        host: the model that runs on this machine for the comparison, and its settings. It computes what the target's
+            kernels compute. None runs the model itself here.
         samples: data for agreement and, with a `task`, accuracy; at most `count` of them are used.
         name: the variant's name.
     """
@@ -233,6 +252,7 @@ class CheckedModel:
     slices: Mapping[str, Sequence[SliceTolerance]] = field(default_factory=dict)
     basis: Basis = EVERYTHING
     noise_db: float | None = None
+    host: tuple[Path, SessionSettings] | None = None
 
 
 def check_variant(
@@ -354,15 +374,22 @@ def _run(
         return replace(check, status=FAILED, reason=f"self-test: output {wrong[0].name}: {worst}")
     if trial.samples is None:
         return check
-    local_settings = trial.settings
+    local_model, local_settings = trial.host or (trial.model, trial.settings)
     if local_settings.engine is not None and local_settings.engine.name == target.emulate.get("simulator"):
         # The simulator would compare itself with itself, so this machine uses its own kernels.
         local_settings = replace(local_settings, engine=None, providers=(CPU,))
+    local_engine = find_description(local_settings.engine)
+    if local_engine is not None and is_emulated_with(target, local_engine):
+        problem = describe_problem(local_engine, str(onnxruntime().__version__))
+        # The emulated machine has the engine and this machine does not, which says nothing about the model.
+        if problem:
+            return replace(check, reason=f"its answers on data were not compared with this machine's: {problem}")
     reference = HOST if trial.float_model is None else FLOAT
     settings = dict.fromkeys((HOST, TARGET), trial.settings)
+    equal, difference = 0, 0.0
     try:
         with Engines() as engines:
-            sessions: dict[str, Session] = {HOST: engines.open(trial.model, local_settings), TARGET: session}
+            sessions: dict[str, Session] = {HOST: engines.open(local_model, local_settings), TARGET: session}
             if trial.float_model is not None:
                 sessions[FLOAT] = open_session(trial.float_model)
             task = trial.task
@@ -371,6 +398,8 @@ def _run(
             paired = PairedEvaluation(tuple(sessions), task, reference, HOST, TARGET, trial.basis)
             for sample, outputs in run_samples(sessions, trial.samples, count=trial.count, progress=progress):
                 paired.update(sample, outputs)
+                distance = _measure_distance(outputs[HOST], outputs[TARGET])
+                equal, difference = equal + (distance == 0), max(difference, distance)
             evaluation = paired.evaluation.result(settings)
     except BoardError:  # the link failed, not the model
         raise
@@ -384,8 +413,25 @@ def _run(
         host_agreement=evaluation.agreement.get(HOST),
         accuracy=evaluation.accuracy,
         noise_db=trial.noise_db,
+        equal=equal,
+        difference=difference,
     )
     return _judge(check, paired.errors.result(), paired.drop_error())
+
+
+def _measure_distance(expected: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
+    """Return the largest difference of two sets of outputs. It is infinite if they have other shapes, or values that
+    are not numbers.
+    """
+    largest = 0.0
+    for name, array in expected.items():
+        if np.array_equal(array, outputs[name], equal_nan=array.dtype.kind == "f"):
+            continue
+        if array.shape != outputs[name].shape or array.dtype.kind not in "fiu":
+            return math.inf
+        gap = np.abs(array.astype(np.float64) - outputs[name].astype(np.float64)).max()
+        largest = max(largest, float(gap) if math.isfinite(gap) else math.inf)
+    return largest
 
 
 def _judge(check: EmulatedCheck, losses: Sequence[PairedLoss], drop_error: float | None) -> EmulatedCheck:
@@ -611,7 +657,8 @@ def _select_variants(bundle: Bundle, target: Target, name: str | None) -> Iterat
     """
     # The device has its engine, whatever is installed here.
     engine_name = target.device.get("engine", target.emulate.get("simulator", ""))
-    local_device, simulated = read_device(), load_engines().get(engine_name)
+    local_device = read_device()
+    simulated = load_engines().get(engine_name) or find_application_engine(target)
     device = Device(
         architecture=target.architecture,
         features=target.features,
@@ -666,6 +713,10 @@ def summarise(checks: Sequence[EmulatedCheck]) -> list[str]:
                 sqnr += f"; its own quantization noise is at {check.noise_db:.1f} dB"
             against = "float32" if check.host_agreement is not None else "this machine"
             lines.append(f"  {check.samples} samples, against {against}: {sqnr}")
+            if check.host_agreement is not None:
+                same = f"  every value is equal to this machine's in {check.equal} of {check.samples} samples"
+                largest = f"; the largest difference is {check.difference:.3g}"
+                lines.append(same + (largest if check.equal < check.samples else ""))
         for place, accuracy in check.accuracy.items():
             lines.append(f"  {accuracy.primary} on the {place}: {metric(accuracy.primary, accuracy.value)}")
     return lines

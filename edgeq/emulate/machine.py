@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -239,16 +240,24 @@ def _compiled_folder() -> Path:
     return check_place(home() / "compiled", "edgeq emulate setup")
 
 
-def require_sysroot(emulator: Emulator) -> Sysroot:
+def require_sysroot(emulator: Emulator, packages: Sequence[str] = ()) -> Sysroot:
     """Return the root file system that was set up.
 
+    Args:
+        packages: wheels that it must contain; any one of them is enough.
+
     Raises:
-        RuntimeUnavailableError: no root file system was set up.
+        RuntimeUnavailableError: no root file system was set up, or it does not contain the wheel.
     """
     sysroot = load_sysroot(emulator)
     if sysroot is None:
         raise RuntimeUnavailableError(
             f"the {emulator.name} machine is not set up yet", f"Set it up: edgeq emulate setup {emulator.name}"
+        )
+    if packages and not any(map(sysroot.has_wheel, packages)):
+        raise RuntimeUnavailableError(
+            f"the {emulator.name} machine does not contain {packages[0]}",
+            f"Set it up again: edgeq emulate setup {emulator.name}",
         )
     return sysroot
 

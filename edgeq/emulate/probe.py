@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -60,6 +60,31 @@ def build_integer_model(weights: NDArray[np.int8]) -> bytes:
     )
 
 
+# Products of the largest int8 values in a convolution of 3 x 3, which engines with a format of their own write as one
+# layer. Winograd kernels whose numbers wrap give other sums.
+_CHANNELS, _SIZE, _FILTERS = 16, 8, 32
+
+
+@cache
+def build_signed_model() -> bytes:
+    """Return a Q/DQ model with a Conv of int8 activations and int8 weights, all with scale 1 and without zero points.
+
+    From float32 "x" [1, 16, 8, 8] it computes "sums", float32 [1, 32, 6, 6].
+    """
+    return bytes_of_text(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        signed (float[1, {_CHANNELS}, {_SIZE}, {_SIZE}] x)
+            => (float[1, {_FILTERS}, {_SIZE - 2}, {_SIZE - 2}] sums)
+        <float one = {{1}}, int8 none = {{0}}> {{
+            q = QuantizeLinear(x, one, none)
+            d = DequantizeLinear(q, one, none)
+            f = DequantizeLinear(filters, one, none)
+            sums = Conv<kernel_shape = [3, 3]>(d, f)
+        }}""",
+        {"filters": np.full((_FILTERS, _CHANNELS, 3, 3), _RIGHT, np.int8)},
+    )
+
+
 @contextmanager
 def probe_file(content: bytes = b"") -> Iterator[Path]:
     """Yield a file with the probe model, or with `content` if it is not empty. The file is removed after the block."""
@@ -97,17 +122,37 @@ def probe_engine(open_it: Callable[[Path, SessionSettings], Any], engine: Engine
     return classify_sums(np.asarray(sums), title)
 
 
-def classify_sums(sums: NDArray[Any], title: str) -> str:
+def probe_signed(open_it: Callable[[Path, SessionSettings], Any], engine: EngineSpec, title: str) -> str:
+    """Run the probe on an engine whose kernels take only signed activations without zero points. Return "exact".
+
+    Args:
+        open_it: see `probe_engine`.
+
+    Raises:
+        CheckFailedError: the sums are not exact.
+    """
+    with probe_file(build_signed_model()) as file:
+        session = open_it(file, SessionSettings(engine=engine, intra_op_threads=1))
+        (sums,) = session.run(["sums"], {"x": np.full((1, _CHANNELS, _SIZE, _SIZE), _RIGHT, np.float32)})
+        session.close()
+    return classify_sums(np.asarray(sums), title, {EXACT: 9 * _CHANNELS * _RIGHT * _RIGHT})
+
+
+_SUMS = {EXACT: _DEPTH * _LEFT * _RIGHT, SATURATED: _DEPTH // 2 * _CLAMP}
+
+
+def classify_sums(sums: NDArray[Any], title: str, values: Mapping[str, int] = _SUMS) -> str:
     """Return "exact" or "saturated" for the probe's output (int32).
 
     Args:
         title: the name of the runtime, for messages.
+        values: the sum of each kind.
 
     Raises:
         CheckFailedError: the sums are neither exact nor saturated.
     """
     # All elements are equal by construction, so one wrong element is a fault of the kernel.
-    for kind, value in ((EXACT, _DEPTH * _LEFT * _RIGHT), (SATURATED, _DEPTH // 2 * _CLAMP)):
+    for kind, value in values.items():
         if (sums == value).all():
             return kind
     raise CheckFailedError(

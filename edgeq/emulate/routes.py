@@ -31,15 +31,17 @@ from edgeq_device.system.renaming import move_new
 from edgeq.emulate.cache import check_place, check_writable, home
 from edgeq.emulate.emulator import EmulatedSpeed, Emulator, find_emulator, load_emulators
 from edgeq.emulate.machine import QemuProgram, build_command, fetch_qemu, find_qemu, require_qemu, require_sysroot
-from edgeq.emulate.probe import probe, probe_file
+from edgeq.emulate.probe import probe, probe_file, probe_signed
 from edgeq.emulate.proof import KernelProof, check_kernels, load_proof, save_proof
 from edgeq.emulate.sysroot import Sysroot, build_sysroot, load_sysroot, require_program, run, use_sysroot
 from edgeq.emulate.watch import KernelWatch
 from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
-from edgeq.hardware.target import Target, load_targets, runs_natively
+from edgeq.hardware.target import Target, find_application_engine, load_targets, runs_natively
 from edgeq.measure.inference import Session
+from edgeq.run.engines import Engine
 from edgeq.run.session import (
+    EngineFiles,
     GuestProgram,
     PythonCommand,
     SessionSettings,
@@ -277,22 +279,47 @@ def choose_route(
             return ExecutionRoute(EMULATED, means, native_speed=True, start=partial(_masked, target, means, progress))
         reasons.append(problem)
     if "qemu" in wants:
-        cpu = wants["qemu"]["cpu"]
-        try:
-            emulator = _find_emulator(target)
-            means = f"{emulator.program} -cpu {cpu}"
-            emulator.check_cpu(cpu)
-            require_qemu(emulator)
-            if emulator.sysroot is not None:
-                require_sysroot(emulator)
-            start = partial(_emulated, emulator, target, cpu, means)
-            return ExecutionRoute(EMULATED, means, speed=emulator.speed, start=start)
-        # A missing emulator is a reason in the record, not an error of the whole check.
-        except (HardwareError, RuntimeUnavailableError) as error:
-            reasons.append(error.text)
+        route = choose_emulated(target, find_application_engine(target))
+        if route.start is not None:
+            return route
+        reasons.append(route.reason)
     if not reasons:
         reasons.append(f"edgeq knows no way to run the kernels of {target.name} on another machine")
     return ExecutionRoute(NOT_RUN, "", "; ".join(reasons))
+
+
+def choose_emulated(target: Target, engine: Engine | None = None) -> ExecutionRoute:
+    """Return the route to the kernels that run on the target's CPU under qemu.
+
+    Args:
+        target: a target whose [emulate] names a CPU of qemu.
+        engine: the engine whose kernels run there; None means onnxruntime's own kernels.
+    """
+    cpu = target.emulate["qemu"]["cpu"]
+    try:
+        emulator = _find_emulator(target)
+        means = f"{emulator.program} -cpu {cpu}"
+        emulator.check_cpu(cpu)
+        require_qemu(emulator)
+        if emulator.sysroot is not None:
+            require_sysroot(emulator, engine.packages if engine is not None else ())
+        if engine is not None:
+            means = f"{engine.name} under {means}"
+            start = partial(_emulated_engine, emulator, target, engine, cpu, means)
+        else:
+            start = partial(_emulated, emulator, target, cpu, means)
+        return ExecutionRoute(EMULATED, means, speed=emulator.speed, start=start)
+    # A missing emulator is a reason in the record, not an error of the whole check.
+    except (HardwareError, RuntimeUnavailableError) as error:
+        return ExecutionRoute(NOT_RUN, "", error.text)
+
+
+def is_emulated_with(target: Target, engine: Engine) -> bool:
+    """Return whether the target's emulated machine contains `engine`. Its recipe then lists the engine's package."""
+    if "qemu" not in target.emulate:
+        return False
+    recipe = _find_emulator(target).sysroot
+    return recipe is not None and not set(recipe.wheels).isdisjoint(engine.packages)
 
 
 def _target_mask_problem(target: Target, machine: Machine) -> str:
@@ -355,7 +382,7 @@ def _masked(target: Target, means: str, progress: Progress) -> Iterator[Running]
 def _emulated(emulator: Emulator, target: Target, cpu: str, means: str) -> Iterator[Running]:
     with start_guest(build_command(emulator, cpu), means) as guest:
         report = guest.features()
-        instructions = _watch_instructions(emulator, cpu, means, report) if emulator.kernels else None
+        instructions = _watch_instructions(emulator, cpu, means, report, _probe_in) if emulator.kernels else None
         proof = KernelProof(_probe_in(guest), tuple(report["features"]), instructions)
         _check_features(target, proof, emulator, means)
         # The features are checked first, because a missing feature explains wrong kernels.
@@ -363,15 +390,41 @@ def _emulated(emulator: Emulator, target: Target, cpu: str, means: str) -> Itera
         yield Running(guest.open, proof)
 
 
+@contextmanager
+def _emulated_engine(emulator: Emulator, target: Target, engine: Engine, cpu: str, means: str) -> Iterator[Running]:
+    """Start the kernels of `engine` on the emulated CPU. Models are converted on this machine."""
+    with (
+        scratch_folder("edgeq-converted-") as folder,
+        start_guest(build_command(emulator, cpu), means) as guest,
+    ):
+        files = EngineFiles(Path(folder))
+
+        def open_in(program: GuestProgram, model: Path, settings: SessionSettings) -> Session:
+            return program.open(files.convert_once(model, settings.engine), settings)
+
+        def probe_in(program: GuestProgram) -> str:
+            return probe_signed(partial(open_in, program), engine, program.title)
+
+        # The wheels of the root file system state the engine's version.
+        wheels = require_sysroot(emulator).lock.wheels if emulator.sysroot is not None else ()
+        report = {**guest.features(), "engine": engine.name, "wheels": [wheel.name for wheel in wheels]}
+        instructions = _watch_instructions(emulator, cpu, means, report, probe_in) if emulator.kernels else None
+        proof = KernelProof(probe_in(guest), tuple(report["features"]), instructions)
+        _check_features(target, proof, emulator, means)
+        saturates = engine.has_saturating_kernels("S8S8", target.architecture, target.features)
+        check_kernels(proof, emulator, saturates=saturates, title=means)
+        yield Running(partial(open_in, guest), proof)
+
+
 def _check_features(target: Target, proof: KernelProof, emulator: Emulator, means: str) -> None:
-    """Check that the emulated CPU has the features that the target's profile requires. Only features by which kernels
-    are chosen are checked.
+    """Check that the emulated CPU has the features of the target. Only features by which kernels are chosen are
+    checked.
     """
     # Other features do not change which kernels run.
     distinguishing = {kernels.feature for kernels in emulator.kernels}
-    lacks = sorted(distinguishing & target.profile.requires - set(proof.features))
+    lacks = sorted(distinguishing & target.features - set(proof.features))
     if lacks:
-        raise CheckFailedError(f"{means} has no {', '.join(lacks)}, which {target.profile.name} requires")
+        raise CheckFailedError(f"{means} has no {', '.join(lacks)}, which {target.name} has")
 
 
 def _probe_in(guest: GuestProgram) -> str:
@@ -382,11 +435,17 @@ def _probe_in(guest: GuestProgram) -> str:
     return pairs
 
 
-def _watch_instructions(emulator: Emulator, cpu: str, means: str, report: Mapping[str, Any]) -> tuple[str, ...]:
+def _watch_instructions(
+    emulator: Emulator, cpu: str, means: str, report: Mapping[str, Any], probe_in: Callable[[GuestProgram], str]
+) -> tuple[str, ...]:
     """Return the kinds of kernels in the probe's translated code. The probe runs on `cpu`, with the qemu and the
     runtime that run the model.
 
     The result is kept in a file, because watching the probe takes ten times as long as running it.
+
+    Args:
+        report: versions of everything that runs the probe.
+        probe_in: a function that runs the probe in a guest and returns its result.
     """
     # Everything that can change the translated code is part of the file's name.
     basis: dict[str, Any] = {**report, "cpu": cpu, "qemu": require_qemu(emulator).version, "program": emulator.program}
@@ -399,7 +458,7 @@ def _watch_instructions(emulator: Emulator, cpu: str, means: str, report: Mappin
         watch = KernelWatch(emulator.kernels, Path(folder))
         try:
             with start_guest(build_command(emulator, cpu, log=watch.pipe), means) as guest:
-                pairs = _probe_in(guest)
+                pairs = probe_in(guest)
         finally:
             # Also after an error, because the reading thread would wait for the mark forever.
             instructions = watch.finish()
@@ -478,6 +537,8 @@ def setup(
     qemu = _prepare_qemu(emulator, sources, progress)
     # A complete root file system takes minutes to make, so it is kept unless the user asks for a new one.
     prepared = None if force else load_sysroot(emulator)
+    # An earlier version of edgeq may have made it, with fewer wheels.
+    prepared = prepared if prepared is not None and is_complete(prepared, emulator) else None
     if sysroot is not None:
         prepared = use_sysroot(emulator, sysroot)
     elif prepared is None:
@@ -486,6 +547,11 @@ def setup(
     with progress.stage("Starting it"), start_guest(build_command(emulator, _ANY_CPU), emulator.program) as guest:
         runtime = guest.features()
     return EmulatedMachine(name, qemu, prepared, runtime)
+
+
+def is_complete(sysroot: Sysroot, emulator: Emulator) -> bool:
+    """Return whether a root file system contains all wheels of its recipe."""
+    return emulator.sysroot is None or all(map(sysroot.has_wheel, emulator.sysroot.wheels))
 
 
 def _prepare_qemu(emulator: Emulator, sources: Path | None, progress: Progress) -> QemuProgram:

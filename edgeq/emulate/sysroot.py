@@ -382,6 +382,13 @@ class Sysroot:
     site: Path | None
     lock: Lock
 
+    def has_wheel(self, project: str) -> bool:
+        """Return whether it contains the wheel of `project`. What a user's own file system contains is not known, and
+        the result is then True.
+        """
+        names = [wheel.name.split("-")[0] for wheel in self.lock.wheels]
+        return not names or project.replace("-", "_") in names
+
 
 def place_of(emulator: Emulator) -> Path:
     """Return the folder of the root file system that `setup` makes for `emulator`."""

@@ -438,6 +438,14 @@ class Profile(Displayed):
     extends: str | None = None
     files: tuple[Path, ...] = field(default=(), metadata=NOT_WRITTEN)
 
+    @property
+    def named_only(self) -> bool:
+        """Return whether only a user's choice of a target leads to this profile: no CPU or GPU feature decides for it,
+        and its hardware is simulated or its runtime is a package of the application.
+        """
+        decided = bool(self.requires) or self.min_compute_capability is not None
+        return not decided and ("simulator" in self.emulate or bool(self.requires_runtimes))
+
     def missing(self, machine: Machine) -> tuple[str, ...]:
         """Return in words what `machine` lacks for this profile. The result is empty if the profile fits."""
         # The features of another architecture say nothing, so nothing else is listed.
@@ -554,10 +562,7 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
             f"no profile fits this {machine.architecture} machine: {lacks}", "Name one with ⟨target⟩, or write one"
         )
     better = [
-        (profile, missing)
-        for profile, missing in lacking
-        # Simulated hardware without CPU requirements is used only if the user names it as a target.
-        if profile.rank > winner.rank and (profile.requires or "simulator" not in profile.emulate)
+        (profile, missing) for profile, missing in lacking if profile.rank > winner.rank and not profile.named_only
     ]
     return ProfileMatch(winner, _explain_fit(winner, machine), tuple(reversed(better)))
 

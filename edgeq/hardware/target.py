@@ -17,7 +17,7 @@ from edgeq.errors import HardwareError, suggest
 from edgeq.hardware import profile as schema
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Document, Profile, build_profile, inherit, load_profiles, match_profile
-from edgeq.run.engines import find_only_engine
+from edgeq.run.engines import Engine, find_only_engine, load_engines
 from edgeq.util.display import Displayed
 from edgeq.util.record_files import is_toml
 from edgeq.util.records import NOT_WRITTEN
@@ -151,6 +151,14 @@ def runs_natively(target: Target, machine: Machine) -> bool:
     if find_only_engine(target.backend) is not None:
         return True
     return match_profile(machine, load_profiles()).profile.name == target.profile.name
+
+
+def find_application_engine(target: Target) -> Engine | None:
+    """Return the engine that applications on the target use instead of onnxruntime, or None if there is none. It is one
+    of the runtimes that the target's profile requires.
+    """
+    engines = load_engines()
+    return next((engines[name] for name in sorted(target.profile.requires_runtimes) if name in engines), None)
 
 
 def _load_profile_documents() -> Mapping[str, Document]:

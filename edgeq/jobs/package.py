@@ -34,9 +34,9 @@ from edgeq.prove.builds import (
     simulated_proof,
     with_compiled,
 )
-from edgeq.prove.engine_choices import check_engines, exists_for
+from edgeq.prove.engine_choices import check_engines, exists_for, is_other_precision
 from edgeq.prove.job import Job
-from edgeq.prove.kernel_check import check_built, checks_of
+from edgeq.prove.kernel_check import check_built, checks_of, prove_precision
 from edgeq.prove.prepare import collect_statistics, prepare
 from edgeq.prove.request import Effort, Request
 from edgeq.prove.saturation import Decision, decision_for
@@ -82,15 +82,16 @@ def target_variants(
     decision = decide()
     default = _variant(builds, target, scheme, decision, selftest, repairer)
     default.proof.check(max_drop=request.max_drop, require_coverage=request.require_coverage)
-    preferred = []
+    preferred, precisions = [], [choice for choice in plugins if is_other_precision(choice, target)]
     for choice in plugins:
-        if exists_for(choice.engine, target):
+        if choice not in precisions and exists_for(choice.engine, target):
             # A plug-in whose kernels saturate too needs an artifact of its own.
             decision = decide(choice.engine)
             variant = default if decision is None else _variant(builds, target, scheme, decision, selftest, repairer)
             preferred.append(prove_in_engine(builds, variant, choice, decision))
     if request.emulate and not default.native:
         default, *preferred = (_emulated(builds.job, variant, selftest) for variant in (default, *preferred))
+    preferred += [prove_precision(builds.job, default, choice, selftest) for choice in precisions]
     return with_fallback(variant_name(target), default, preferred)
 
 

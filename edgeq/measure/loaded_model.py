@@ -13,7 +13,7 @@ import onnx_ir as ir
 from edgeq_device.answers.head import Head, parse_head
 from edgeq_device.bundle.opening import open_best
 from edgeq_device.bundle.package import MAIN, Bundle, open_bundle
-from edgeq_device.engines.catalog import FLOAT, find_plugin
+from edgeq_device.engines.catalog import FLOAT, engine_of_file, find_plugin
 from edgeq_device.engines.device import read_device
 from edgeq_device.engines.variant import EXTERNAL_FOLDER, Variant, read_precision
 from edgeq_device.program import read_labels
@@ -78,7 +78,10 @@ class Opener(Protocol):
 
 def is_bundle(path: Path) -> bool:
     """Return whether `path` is a bundle: a directory, a zip file, or a name that ends in .edgeq."""
-    return path.is_dir() or is_named_bundle(path) or (path.is_file() and zipfile.is_zipfile(path))
+    if path.is_dir() or is_named_bundle(path):
+        return True
+    # Files in the formats of some engines are zip files too.
+    return path.is_file() and engine_of_file(path.name) is None and zipfile.is_zipfile(path)
 
 
 def refuse_ignored(settings: SessionSettings, *paths: Path) -> None:

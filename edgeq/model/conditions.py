@@ -114,6 +114,13 @@ def _no_dilation(node: ir.Node, context: NodeContext) -> str:
     return "" if all(d == 1 for d in dilations) else f"it has dilations {dilations}"
 
 
+def _one_group(node: ir.Node, context: NodeContext) -> str:
+    groups = node.attributes.get_int("group", 1)
+    if groups == 1:
+        return ""
+    return f"its channels are in {groups} groups: in int8, such layers lose the most accuracy and save the least time"
+
+
 def _not_vector(node: ir.Node, context: NodeContext) -> str:
     a, b = (known_sizes(value) or () for value in node.inputs[:2])
     columns = b[-2] if node.attributes.get_int("transB", 0) and len(b) > 1 else b[-1] if len(b) > 1 else 0
@@ -172,6 +179,7 @@ CONDITIONS: dict[str, Condition] = {
     "no-ceil-mode": _attribute("ceil_mode", "it has ceil_mode = {}", 0),
     "explicit-padding": _attribute("auto_pad", "it has auto_pad = {}", "NOTSET", "VALID"),
     "not-vector": _not_vector,
+    "one-group": _one_group,
     "equal-shapes": _equal_shapes,
 }
 """Name → function that checks a node. It returns "" if the condition is met or nothing is known against it. Otherwise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,46 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
+from edgeq.errors import ModelError
 from edgeq.model.convert import to_proto
 from edgeq.model.edit import Editor
-from edgeq.model.graph import attributes, bodies, constant_tensor, is_random, name_of, sizes
+from edgeq.model.graph import attributes, bodies, constant_tensor, is_op, is_random, name_of, sizes
 from edgeq.model.parts import part_of
 
 _SMALL = 4096
+
+
+def at_batch_one(model: ir.Model, source: Path, format_name: str) -> ir.Model:
+    """Return a clone of `model` whose input sizes, and all the sizes that follow from them, are fixed. An open batch
+    size becomes 1.
+
+    Args:
+        source: the model's file, for messages.
+        format_name: the format that needs fixed sizes, with an article, for messages.
+
+    Raises:
+        ModelError: an input has another open size than its batch.
+    """
+    fixed = model.clone()
+    ir.external_data.load_to_model(fixed)
+    for value in fixed.graph.inputs:
+        if value.is_initializer() or not value.shape:
+            continue
+        # Only an open batch may be fixed here: one sample at a time is how these engines run. Other open sizes are the
+        # user's.
+        sizes_ = [1 if axis == 0 and not isinstance(size, int) else size for axis, size in enumerate(value.shape)]
+        for axis, size in enumerate(sizes_):
+            if not isinstance(size, int):
+                name = size.value or f"{value.name}:{axis}"
+                problem = f"{source}: input {value.name!r} has no fixed size on axis {axis} ({size.value or 'unknown'})"
+                raise ModelError(problem, f"Give ⟨fix⟩ {name}=SIZE: {format_name} has fixed sizes")
+        value.shape = ir.Shape(sizes_)
+    for node in fixed.graph:
+        # Shape inference does not know onnxruntime's own pairs, which 16-bit integers need. Their shapes are the same.
+        if is_op(node, "QuantizeLinear", "DequantizeLinear"):
+            node.domain = ""
+    infer_shapes(fixed)
+    return fixed
 
 
 def infer_shapes(model: ir.Model) -> None:

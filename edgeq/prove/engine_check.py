@@ -41,9 +41,11 @@ pairs (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] y)
     d = DequantizeLinear(q, fine, middle)
     f = DequantizeLinear(w, small, none)
     c = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(d, f)
-    r = QuantizeLinear(c, coarse, middle)
-    y = DequantizeLinear(r, coarse, middle)
+    LAST
 }"""
+# Some engines return the floats of a layer, and do not round them for a pair behind it.
+_ROUNDED = "r = QuantizeLinear(c, coarse, middle) y = DequantizeLinear(r, coarse, middle)"
+_UNROUNDED = "y = Identity(c)"
 
 
 # The largest weights of two kinds of test. With weights up to _SMALL (7 bits), the sum of two products with 8-bit
@@ -87,21 +89,22 @@ def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool,
     """
     random = np.random.default_rng(0)
     x = random.normal(size=(1, 16, 8, 8)).astype(np.float32)
-    model = bytes_of_text(_PAIRS, {"w": random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)})
+    weights = {"w": random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)}
+    models = [bytes_of_text(_PAIRS.replace("LAST", last), weights) for last in (_ROUNDED, _UNROUNDED)]
     try:
         with start_engine(engine) as guest, scratch_folder("edgeq-doctor-") as folder:
             file = Path(folder) / "pairs.onnx"
-            file.write_bytes(model)
+            file.write_bytes(models[0])
             session = guest.open(EngineFiles(Path(folder)).convert_once(file, engine), SessionSettings(engine=engine))
             outputs = session.run(None, {"x": x})[0]
-            right = open_session(file).run(None, {"x": x})[0].astype(np.float64)
+            references = [open_session(model).run(None, {"x": x})[0].astype(np.float64) for model in models]
             floats = () if engine.int8.backend else dict.fromkeys((FLOAT, *precisions))
             db = {name: _measure_agreement(guest, engine, name) for name in floats}
     except EdgeqError as error:
         return False, error.text
     if db and db[FLOAT] < LEAST_DB:
         return False, _not_float32(db[FLOAT])
-    pairs = decibels(float((right**2).sum()), float(((outputs - right) ** 2).sum()))
+    pairs = max(decibels(float((y**2).sum()), float(((outputs - y) ** 2).sum())) for y in references)
     kind = "its simulator" if engine.simulated else "it"
     figures = "".join(f", {name} {value:.1f} dB" for name, value in db.items())
     detail = f"a Q/DQ convolution in {kind}: {pairs:.1f} dB against onnxruntime's CPU kernels{figures}"

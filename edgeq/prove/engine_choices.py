@@ -8,7 +8,7 @@ from edgeq_device.engines.catalog import find_library, find_plugin
 
 from edgeq.backends.base import backend_named
 from edgeq.errors import UsageError
-from edgeq.hardware.target import Target
+from edgeq.hardware.target import Target, find_application_engine
 from edgeq.run.engines import Engine, EngineChoice
 from edgeq.run.session import onnxruntime
 from edgeq.util.device_errors import device_errors
@@ -26,6 +26,8 @@ def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) ->
     for choice in plugins:
         if find_plugin(choice.engine.provider) is None:
             raise UsageError(f"the runner on devices does not know the engine {choice.name}", "Leave ⟨engine⟩ out")
+        if any(is_other_precision(choice, target) for target in targets):
+            continue
         if not any(exists_for(choice.engine, target) for target in targets):
             named = ", ".join(target.name for target in targets)
             raise UsageError(f"there is no {choice.engine.name} for {named}", "Leave ⟨engine⟩ out")
@@ -33,6 +35,16 @@ def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) ->
         with device_errors():
             find_library(choice.engine, str(onnxruntime().__version__))
     return plugins
+
+
+def is_other_precision(choice: EngineChoice, target: Target) -> bool:
+    """Return whether `choice` is the engine that applications on `target` use, in a precision other than the engine's
+    first one, for which the target's CPU has instructions.
+    """
+    engine = find_application_engine(target)
+    if engine is None or engine.name != choice.engine.name or choice.precision == next(iter(engine.precisions)):
+        return False
+    return choice.precision in engine.fast_precisions(target.features)
 
 
 def exists_for(engine: Engine, target: Target) -> bool:

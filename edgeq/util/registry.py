@@ -180,6 +180,7 @@ BACKENDS = ExtensionGroup(
         "espdl": "edgeq.backends.espdl.backend:EspdlBackend",
         "litert": "edgeq.backends.litert.backend:LitertBackend",
         "neural-art": "edgeq.backends.neural_art.backend:NeuralArtBackend",
+        "ncnn": "edgeq.backends.ncnn.backend:NcnnBackend",
         "qnn": "edgeq.backends.qnn.backend:QnnBackend",
         "rknn": "edgeq.backends.rknn.backend:RknnBackend",
         "systolic": "edgeq.backends.systolic.compile:SystolicBackend",

@@ -16,6 +16,7 @@ REFERENCE = "needs the reference package: tests/bundle/signing/test_reference.py
 CERTIFICATES = "needs certificates: tests/bundle/signing/test_sign.py"
 ENGINE = "needs the package of the engine: tests/run/test_engine.py"
 LITERT = "needs the packages of LiteRT: tests/backends/litert"
+NCNN = "needs the package ncnn, and its ARM kernels under qemu: tests/backends/ncnn, tests/emulate/test_ncnn_kernels.py"
 GPU = "needs an NVIDIA GPU: tests/gpu"
 NPU = "needs onnxruntime-qnn, and minutes in its simulator: tests/backends/qnn"
 WEB = "needs node and the package onnxruntime-web: tests/backends/web"
@@ -47,6 +48,12 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq package model.onnx --data calib/ --fix N=1 -t cortex-m7 -o dist/": LITERT,
     "edgeq package model.onnx --data calib/ --fix N=1 -t ethos-u55-128 -o npu/": LITERT,
     "edgeq package model.onnx --data calib/ --fix N=1 -t ethos-u55-128 --json | jq .variants[].estimate": LITERT,
+    "pip install .[cpu,ncnn]": INDEX,
+    "edgeq bench model.onnx --engine onnxruntime --engine ncnn": NCNN,
+    "edgeq package model.onnx --data calib/ -t raspberry-pi-5-ncnn -o dist/": NCNN,
+    "edgeq package model.onnx --data calib/ -t raspberry-pi-5-ncnn --engine ncnn:f16 -o dist/": NCNN,
+    "edgeq verify dist/ --on raspberry-pi-5-ncnn": NCNN,
+    "edgeq quantize model.onnx --data calib/ -t raspberry-pi-5-ncnn -o model.ncnn": NCNN,
     "edgeq bench model.onnx --engine onnxruntime --engine cuda --engine cuda:tf32": GPU,
     "edgeq eval model.onnx --data val/ --reference model.onnx --engine cuda": GPU,
     "pip install .[cpu,qnn]": INDEX,

@@ -59,7 +59,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder of wheels for that machine, which pip uses in place of an index."""
     folder = tmp_path / "wheels"
     folder.mkdir()
-    for name, version in (("numpy", "2.0.0"), ("onnxruntime", "1.30.0")):
+    for name, version in (("ncnn", "1.0"), ("numpy", "2.0.0"), ("onnxruntime", "1.30.0")):
         wheel = folder / f"{name}-{version}-cp311-cp311-manylinux2014_aarch64.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr(f"{name}/__init__.py", f"__version__ = {version!r}\n")
@@ -100,7 +100,7 @@ def test_it_is_made_of_packages_and_wheels(own_home: Path, sources: Path, index:
     assert {"site/numpy/__init__.py", "site/onnxruntime/__init__.py"} <= files
     assert not {f for f in files if "/test" in f or "/doc/" in f}
     assert [(p.name, p.version) for p in made.lock.packages][:2] == [("libc6", "1.0-1"), ("libssl3", "1.0-1")]
-    assert len(made.lock.notes) == 6
+    assert len(made.lock.notes) == 7
     assert "numpy-2.0.0-cp311-cp311-manylinux2014_aarch64.whl is not pinned" in made.lock.notes[-2]
     assert load_sysroot(small) == made
     assert [entry.name for entry in own_home.iterdir()] == ["arm64"]

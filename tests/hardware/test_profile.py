@@ -99,6 +99,9 @@ def test_backends_and_their_shapes(profile: Profile) -> None:
         case "rknn":
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "S8S8", True)
             assert not scheme.activation_symmetric
+        case "ncnn":
+            assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "S8S8", True)
+            assert scheme.activation_symmetric
         case _:
             pytest.fail(f"no backend is called {profile.backend}")
 

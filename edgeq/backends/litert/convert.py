@@ -15,8 +15,7 @@ from edgeq.backends.litert.operators import HANDLERS
 from edgeq.backends.litert.rules import check
 from edgeq.errors import ModelError
 from edgeq.model.einsum import write_einsums
-from edgeq.model.fixed_shapes import fold_shapes, infer_shapes
-from edgeq.model.graph import is_op
+from edgeq.model.fixed_shapes import at_batch_one, fold_shapes, infer_shapes
 from edgeq.model.pools import write_whole_pools
 
 
@@ -60,7 +59,7 @@ def float_operators(model: ir.Model, source: Path) -> tuple[TfliteOperator, ...]
 
 def prepare_graph(model: ir.Model, source: Path) -> ir.Model:
     """Return a clone of a model with fixed sizes and without the operators for which others are written."""
-    fixed = _at_batch_one(model, source)
+    fixed = at_batch_one(model, source, "a .tflite file")
     # Both passes run in any case, hence the sum and not `or`.
     if write_einsums(fixed) + write_whole_pools(fixed):
         infer_shapes(fixed)
@@ -68,30 +67,4 @@ def prepare_graph(model: ir.Model, source: Path) -> ir.Model:
         infer_shapes(fixed)
     # Last, because folding may make the constants that identify a Gelu.
     join_gelu(fixed)
-    return fixed
-
-
-def _at_batch_one(model: ir.Model, source: Path) -> ir.Model:
-    """Return a clone of `model` whose input sizes, and all the sizes that follow from them, are fixed. An open batch
-    size becomes 1.
-    """
-    fixed = model.clone()
-    ir.external_data.load_to_model(fixed)
-    for value in fixed.graph.inputs:
-        if value.is_initializer() or not value.shape:
-            continue
-        # Only an open batch may be fixed here: one sample at a time is how these engines run. Other open sizes are the
-        # user's.
-        sizes = [1 if axis == 0 and not isinstance(size, int) else size for axis, size in enumerate(value.shape)]
-        for axis, size in enumerate(sizes):
-            if not isinstance(size, int):
-                name = size.value or f"{value.name}:{axis}"
-                problem = f"{source}: input {value.name!r} has no fixed size on axis {axis} ({size.value or 'unknown'})"
-                raise ModelError(problem, f"Give ⟨fix⟩ {name}=SIZE: a .tflite file has fixed sizes")
-        value.shape = ir.Shape(sizes)
-    for node in fixed.graph:
-        # Shape inference does not know onnxruntime's own pairs, which 16-bit integers need. Their shapes are the same.
-        if is_op(node, "QuantizeLinear", "DequantizeLinear"):
-            node.domain = ""
-    infer_shapes(fixed)
     return fixed

@@ -90,6 +90,8 @@ class Recoverer:
             samples = self._check(scheme, names)
             start = state.replace(artifact=artifact, notes=())
             finished = self._apply("artifact", names, start, samples, progress)
+            if finished.artifact is not None and finished.artifact.model != artifact.model:
+                finished = finished.replace(artifact=backend_named(self._target.backend).edited(finished.artifact))
             # The file is enough to use the artifact again. Its float model and statistics would fill the memory.
             self._finished[key] = finished.replace(prepared=self._job.prepared, statistics=None)
         # Recoveries of artifacts change neither the float model nor its statistics.
