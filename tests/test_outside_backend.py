@@ -195,7 +195,7 @@ def test_doctor_looks_at_it(site: Path) -> None:
 def test_the_library_asks_it(site: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(site)
     assert backend_named("sketch").owns(tmp_path / "a.sketch")
-    assert set(SIMULATORS) == {"litert", "qnn", "rknn", "sketch", "systolic"}
+    assert set(SIMULATORS) == {"espdl", "litert", "qnn", "rknn", "sketch", "systolic"}
     assert "cpu" not in SIMULATORS
     assert "nothing" not in SIMULATORS
     assert vars(backend_for(resolve("sketch-board")))["target"].name == "sketch-board"
