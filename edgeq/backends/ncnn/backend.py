@@ -28,7 +28,7 @@ from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
 from edgeq.measure.coverage import Coverage, coverage_of
-from edgeq.measure.node_runs import NodeRun
+from edgeq.measure.node_runs import Kind, NodeRun
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
 from edgeq.model.load import read_model, read_unchecked, save_model
@@ -153,9 +153,14 @@ def _notes(network: NcnnNetwork) -> tuple[str, ...]:
 
 def _coverage(source: ir.Model, names: set[str], reasons: Mapping[str, str]) -> Coverage:
     macs = node_macs(source)
+
+    def kind(node: ir.Node) -> Kind:
+        """Return how a node counts. Everything between ncnn's layers is float, which the page says once for all."""
+        return "int8" if node.name in names else "float" if macs.get(node.name or "") else "other"
+
     runs = [
-        NodeRun(str(n.name), str(n.name), n.op_type, "int8" if n.name in names else "float", macs.get(n.name or "", 0))
-        for n in source.graph
+        NodeRun(str(node.name), str(node.name), node.op_type, kind(node), macs.get(node.name or "", 0))
+        for node in source.graph
     ]
     return coverage_of(
         runs, lambda run: reasons.get(run.name, ""), basis="modelled", how="the layers of the file for ncnn"
