@@ -59,7 +59,7 @@ SUFFIX = ".espdl"
 CHIP = "chip"
 """The key of `[device] engine_options` that names the chip."""
 _DEFAULT_CHIP = "esp32-c6"
-_UNFUSED = {
+UNFUSED = {
     "session.disable_quant_qdq": "1",
     "optimization.disable_specified_optimizers": "DoubleQDQPairsRemover",
 }
@@ -149,7 +149,7 @@ class EspdlBackend(TargetBackend):
             model=destination,
             scheme=scheme,
             provider="CPUExecutionProvider",
-            proof_options=_UNFUSED,
+            proof_options=UNFUSED,
             coverage=_coverage(prepared.model, reasons),
         )
 
@@ -168,7 +168,7 @@ class EspdlBackend(TargetBackend):
         content, tests = self._file(artifact.model, samples)
         # The file itself is read and run, so that an error in its layouts or attributes cannot hide.
         graph = read(content, artifact.model.with_suffix(SUFFIX)).graph
-        agreement = compare_chip(graph, family, artifact.model, prepared.path, samples, _UNFUSED)
+        agreement = compare_chip(graph, family, artifact.model, prepared.path, samples, UNFUSED)
         notes = (
             f"the .espdl file is for {self.chip.title}: {agreement.sentence}",
             f"the chip checks itself: the file states {len(tests) - len(graph.inputs)} tensors of one sample",
