@@ -30,6 +30,7 @@ from edgeq.backends.litert.layout import (
     stored_shape,
 )
 from edgeq.backends.litert.network import QUANTIZED, Port, Scales, TfliteNetwork, TfliteOperator, TfliteTensor, Type
+from edgeq.backends.refusals import find_refusals
 from edgeq.errors import ModelError
 from edgeq.model.graph import constant, is_constant, is_op, moves_data, name_of, operator_of, sizes
 
@@ -121,30 +122,19 @@ class Lowering:
         return refused, tuple(self._operators)
 
     def _refused_nodes(self) -> Iterator[tuple[ir.Node, str]]:
-        """Lower all nodes, and yield each node that cannot be lowered, with the reason. A node is left out if it
-        depends on a node that was yielded and whose outputs have no known sizes.
-        """
-        unknown: set[str] = set()
-        for node in self._graph:
+        """Lower all nodes, and yield each node that cannot be lowered, with the reason. See `find_refusals`."""
+
+        def lower(node: ir.Node) -> None:
+            """Lower one node under its name."""
             self._node = str(node.name)
-            outputs = [value for value in node.outputs if value.name]
-            # It would be refused for the lack of an input, which is no fault of its own.
-            if any(name_of(value) in unknown for value in node.inputs):
-                unknown.update(map(name_of, outputs))
-                continue
-            try:
-                self._lower(node)
-            except CannotWriteError as refusal:
-                yield node, str(refusal)
-                for value in outputs:
-                    shape = sizes(value)
-                    if shape is None:
-                        unknown.add(name_of(value))
-                    else:
-                        # A stand-in, so that the nodes behind a refused one are still tried and all refusals are found
-                        # in one pass.
-                        tensor = self._fresh(name_of(value), shape, self.type_of(value))
-                        self._forms[name_of(value)] = Stored(tensor, model_order(len(shape)), shape)
+            self._lower(node)
+
+        def substitute(value: ir.Value, shape: Sequence[int]) -> None:
+            """Make a tensor that stands for an output of a refused node."""
+            tensor = self._fresh(name_of(value), tuple(shape), self.type_of(value))
+            self._forms[name_of(value)] = Stored(tensor, model_order(len(shape)), tuple(shape))
+
+        return find_refusals(self._graph, lower, CannotWriteError, substitute)
 
     # Inputs and outputs.
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.ncnn.dialect import dialect
 from edgeq.backends.ncnn.network import Blob, BlobPort, LayerScales, NcnnNetwork, ParamLayer, Setting
+from edgeq.backends.refusals import find_refusals
 from edgeq.errors import ModelError
 from edgeq.model.graph import constant, is_constant, is_op, name_of, only_reader, sizes
 from edgeq.model.quant_params import QuantParams, params_of
@@ -84,29 +85,19 @@ class NcnnLowering:
         return {str(node.name): reason for node, reason in self._refused_nodes()}
 
     def _refused_nodes(self) -> Iterator[tuple[ir.Node, str]]:
-        """Lower all nodes, and yield each node that cannot be lowered, with the reason. Nodes that depend on it are
-        still lowered if the shapes of its outputs are known.
-        """
-        unknown: set[str] = set()
-        for node in self._graph:
-            if node in self._done:
-                continue
-            self._node = node
-            outputs = [value for value in node.outputs if value.name]
-            if any(name_of(value) in unknown for value in node.inputs):
-                unknown.update(map(name_of, outputs))
-                continue
-            try:
+        """Lower all nodes, and yield each node that cannot be lowered, with the reason. See `find_refusals`."""
+
+        def lower(node: ir.Node) -> None:
+            """Lower one node, unless it was lowered with another."""
+            if node not in self._done:
+                self._node = node
                 self._lower(node)
-            except NotInNcnnError as refusal:
-                yield node, str(refusal)
-                for value in outputs:
-                    shape = sizes(value)
-                    if shape is None:
-                        unknown.add(name_of(value))
-                    else:
-                        # A stand-in, so that the nodes behind a refused one are still tried.
-                        self._blobs[name_of(value)] = self._fresh(name_of(value), dims_of(shape))
+
+        def substitute(value: ir.Value, shape: Sequence[int]) -> None:
+            """Make a blob that stands for an output of a refused node."""
+            self._blobs[name_of(value)] = self._fresh(name_of(value), dims_of(shape))
+
+        return find_refusals(self._graph, lower, NotInNcnnError, substitute)
 
     def _input(self, value: ir.Value) -> BlobPort:
         shape = sizes(value)

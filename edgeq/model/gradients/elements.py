@@ -16,7 +16,7 @@ _TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 @dataclass(frozen=True)
-class _Point:
+class _ElementPoint:
     """Give the input `x`, the output `y` and the attributes of a function of one tensor."""
 
     tape: Tape
@@ -38,7 +38,7 @@ class _Point:
         return default if value is None else float(self.tape.numbers(value).reshape(()))
 
 
-def _gelu(p: _Point) -> Term:
+def _gelu(p: _ElementPoint) -> Term:
     x = p.x
     if p.node.attributes.get_string("approximate", "none") == "tanh":
         t = (x * _TANH_SCALE * (x * x * _TANH_CUBE + 1)).apply("Tanh")
@@ -49,7 +49,7 @@ def _gelu(p: _Point) -> Term:
     )
 
 
-def _mish(p: _Point) -> Term:
+def _mish(p: _ElementPoint) -> Term:
     x = p.x
     t = x.apply("Softplus").apply("Tanh")
     return t + x * (1 - t * t) * x.apply("Sigmoid")
@@ -60,12 +60,12 @@ def _swish(x: Term, alpha: float) -> Term:
     return s + x * alpha * s * (1 - s)
 
 
-def _clip(p: _Point) -> Term:
+def _clip(p: _ElementPoint) -> Term:
     x, low, high = p.x, p.bound(1, -math.inf), p.bound(2, math.inf)
     return ((x >= low) & (x <= high)).choose(1.0, 0.0)
 
 
-_DERIVATIVES: Mapping[str, Callable[[_Point], Term]] = {
+_DERIVATIVES: Mapping[str, Callable[[_ElementPoint], Term]] = {
     "Abs": lambda p: p.x.apply("Sign"),
     "Celu": lambda p: (p.x > 0).choose(1.0, (p.x / p.number("alpha", 1.0)).apply("Exp")),
     "Clip": _clip,
@@ -96,9 +96,9 @@ _DERIVATIVES: Mapping[str, Callable[[_Point], Term]] = {
 }
 
 
-def _function(derivative: Callable[[_Point], Term]) -> Rule:
+def _function(derivative: Callable[[_ElementPoint], Term]) -> Rule:
     def rule(tape: Tape, node: ir.Node, gradients: Gradients) -> Gradients:
-        return [first_of(gradients) * derivative(_Point(tape, node))]
+        return [first_of(gradients) * derivative(_ElementPoint(tape, node))]
 
     return rule
 
