@@ -224,6 +224,11 @@ class OutputSums:
                 self.update(*({n: a[row_slice] if a.ndim else a for n, a in part.items()} for part in parts))
             return
         self.count += rows
+        # Sequences are lists.
+        reference, candidate = (
+            {name: array for name, array in part.items() if isinstance(array, np.ndarray)}
+            for part in (reference, candidate)
+        )
         self._floats.update(name for name, array in reference.items() if array.dtype.kind == "f")
         for pair in pair_outputs(self.basis, reference, candidate, inputs):
             self._output(pair.name).add(pair, inputs, rows=rows)

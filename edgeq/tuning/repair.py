@@ -328,7 +328,8 @@ def _list_other_ranges(scheme: Scheme, profile: Profile, effort: Effort) -> list
 
 def _list_other_modes(job: Job, target: Target, scheme: Scheme, effort: Effort) -> Iterator[Candidate]:
     """Yield candidates in another mode than static, for a model in which products dominate."""
-    dynamic = scheme.replace(mode="dynamic")
+    # Weights are fitted to pairs only in static mode.
+    dynamic = scheme.replace(mode="dynamic", fit_pairs=False, fit_seen=False)
     try:
         backend_named(target.backend).check(dynamic)
     except UsageError:  # the backend does not have this mode

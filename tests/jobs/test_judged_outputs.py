@@ -110,6 +110,7 @@ LABELS = """m (float[1, 20] x) => (float[1, 14] p) {
   p = Sigmoid (c) }"""
 
 
+@pytest.mark.usefixtures("exact_kernels")
 def test_rare_labels_keep_their_own_figures(tmp_path: Path) -> None:
     weights: Feeds = {"w1": normal(20, 64, scale=0.22), "b1": normal(64, scale=0.1),
                       "w2": normal(64, 14, scale=0.2), "bias": np.linspace(0, -7, 14, dtype=np.float32)}  # fmt: skip
