@@ -58,10 +58,9 @@ def test_types_change_exactly(make: Callable[[], onnx.ModelProto], activation: s
     assert result.after.activations.get({"uint8": "int8", "int8": "uint8"}[activation], 0) <= edges
 
 
+@pytest.mark.usefixtures("only_exact_kernels")
 @pytest.mark.parametrize("make", MODELS)
-def test_there_and_back(make: Callable[[], onnx.ModelProto], tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if make is torch_shared:
-        request.getfixturevalue("only_exact_kernels")
+def test_there_and_back(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
     given = make()
     path = saved(given, tmp_path)
     u8 = retarget(path, tmp_path / "u8.onnx", activation_type="uint8")
