@@ -124,12 +124,14 @@ def test_the_chosen_model_is_in_the_table_though_a_rival_seems_faster_and_as_acc
     assert outcome.chosen == "b"
     one = {"latency": {"p50_ms": 1.0}, "speedup": {"estimate": 2.0}}
     shown = [{**plain(t), "timing": one, "pareto": t.name == "a"} for t in outcome.trials]
-    record = {"verdict": ["said"], "candidates": shown, "elapsed_s": 1.0}
+    record = {"verdict": ["fast", "it loses little"], "goal_met": True, "doubts": [], "needed": [], "chosen": "b"}
+    record |= {"runners_up": {}, "candidates": shown, "elapsed_s": 1.0}
     record["float32"] = {"timing": {"latency": {"p50_ms": 2.0}}, "bytes": 100}
     drawn = io.StringIO()
     console = Console(file=drawn, width=150)
     for line in _draw_timed(record, verbose=False):
         console.print(line)
+    assert drawn.getvalue().startswith("fast; it loses little")
     assert re.search(r"^.*\bb .* 0\.39 .* chosen", drawn.getvalue(), re.MULTILINE)
 
 
