@@ -40,7 +40,9 @@ def test_a_sound_node_passes(node: EspNode) -> None:
         (GEMM, lambda n: replace(n, inputs=(replace(X, type="int16"), W, B)), "weights are int8"),
         (
             GEMM,
-            lambda n: replace(n, inputs=(replace(X, type="int16"), replace(W, type="int16", values=np.full(W.shape, 2**23)), B)),
+            lambda n: replace(
+                n, inputs=(replace(X, type="int16"), replace(W, type="int16", values=np.full(W.shape, 2**23)), B)
+            ),
             "more than 40 bits",
         ),
         (GEMM, lambda n: replace(n, inputs=(X, W, replace(B, values=np.full(3, 2**19)))), "more than 20 bits"),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.espdl.backend import EspdlBackend
 from edgeq.backends.espdl.chips import wide_kernels
+from edgeq.backends.espdl.convert import lower_file
 from edgeq.backends.espdl.interpret import run
 from edgeq.backends.espdl.network import EspGraph
 from edgeq.backends.espdl.reader import read
@@ -25,6 +26,9 @@ from edgeq.errors import UsageError
 from edgeq.hardware.target import find_target
 from edgeq.measure.inference import infer
 from edgeq.run.session import open_session
+from edgeq.tuning.recover.base import RecoveryState
+from edgeq.tuning.recover.methods.sequential_correction import SequentialCorrection
+from edgeq.util.display import SILENT
 from tests.backends.build import random
 from tests.backends.espdl.build import Built, built
 from tests.backends.espdl.models import CONV, MODELS, W, image
@@ -154,6 +158,22 @@ def test_a_node_without_an_exact_kernel_keeps_8_bits_and_is_named(nodes: str, na
 def test_a_name_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="absent"):
         widened(tmp_path, MODELS["residual"], "absent")
+
+
+def test_a_correction_leaves_16_bit_weights_alone(tmp_path: Path) -> None:
+    result = widened(tmp_path, MODELS["residual"], "conv")
+    state = RecoveryState(result.bench.prepared, None, {}, result.artifact.scheme, result.artifact)
+    (tmp_path / "corrected").mkdir()
+    corrected = SequentialCorrection().apply(state, result.bench.samples, tmp_path / "corrected", SILENT).artifact
+    assert corrected is not None
+
+    def weights(model: Path) -> dict[str, bytes]:
+        layers = (n for n in lower_file(model, result.family()).nodes if n.kind in ("Conv", "Gemm"))
+        return {n.source: n.data[1].values.tobytes() for n in layers if n.data[1].values is not None}
+
+    before, after = weights(result.artifact.model), weights(corrected.model)
+    assert before["conv"] == after["conv"]
+    assert before["fc"] != after["fc"]
 
 
 def test_a_finished_build_proves_16_bit_layers_in_the_chips_integers(tmp_path: Path) -> None:
