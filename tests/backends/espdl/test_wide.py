@@ -24,6 +24,7 @@ from edgeq.backends.espdl.wide import weight_scale
 from edgeq.backends.espdl.writer import write
 from edgeq.errors import UsageError
 from edgeq.hardware.target import find_target
+from edgeq.jobs.quantize import quantize
 from edgeq.measure.inference import infer
 from edgeq.run.session import open_session
 from edgeq.tuning.recover.base import RecoveryState
@@ -174,6 +175,22 @@ def test_a_correction_leaves_16_bit_weights_alone(tmp_path: Path) -> None:
     before, after = weights(result.artifact.model), weights(corrected.model)
     assert before["conv"] == after["conv"]
     assert before["fc"] != after["fc"]
+
+
+def test_a_repair_gives_layers_16_bits_where_8_are_not_enough(tmp_path: Path) -> None:
+    # One channel is 300 times the others and is cut off at once, so 8 bits leave the others no levels.
+    weights = random(8, 8, 3, 3, seed=1)
+    weights[0] *= 300
+    body = f"{CONV} [cut] z = Slice(c, start, end, axes)"
+    places = {name: np.array([place]) for name, place in (("start", 1), ("end", 8), ("axes", 1))}
+    model, data = tmp_path / "m.onnx", tmp_path / "x.npz"
+    model.write_bytes(image(body, {"w": weights, **places}, channels=7).SerializeToString())
+    np.savez(data, x=random(16, 1, 8, 8, 8, seed=2))
+    result = quantize(model, data, tmp_path / "int8.onnx", target="esp32-p4", timed=False, emulate=False)
+    repair = result.proof.repair
+    assert repair is not None
+    assert repair.met
+    assert "16 bits" in repair.steps[-1].name
 
 
 def test_a_finished_build_proves_16_bit_layers_in_the_chips_integers(tmp_path: Path) -> None:

@@ -71,6 +71,14 @@ def test_real_models_give_the_integers_of_the_c_runtime(
     compare(onnx.load(shared_data / name / "model.onnx"), 3, rounding, witness, tmp_path)
 
 
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("name", REAL)
+def test_real_models_with_16_bits_give_the_integers_of_the_c_runtime(
+    name: str, rounding: str, witness: Witness, shared_data: Path, tmp_path: Path
+) -> None:
+    compare(onnx.load(shared_data / name / "model.onnx"), 3, rounding, witness, tmp_path, wide=("*",))
+
+
 def test_a_file_for_the_other_rounding_fails_its_self_test(witness: Witness, tmp_path: Path) -> None:
     result, family = built(tmp_path, MODELS["residual"]), portable("half-even")
     graph, file = lower_file(result.artifact.model, family), tmp_path / "model.espdl"
