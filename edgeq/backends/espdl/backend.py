@@ -23,7 +23,6 @@ from edgeq.backends.base import (
     SerialLog,
     TargetBackend,
     check_names,
-    refuse_wide,
     require_fields,
 )
 from edgeq.backends.espdl.arena import memory_of
@@ -37,6 +36,7 @@ from edgeq.backends.espdl.schema import MAGIC
 from edgeq.backends.espdl.selftest import checked_values, compare_chip, first_rows
 from edgeq.backends.espdl.serial import read_serial_log
 from edgeq.backends.espdl.session import opened
+from edgeq.backends.espdl.wide import mark_wide_pairs, wide_share, widen_nodes
 from edgeq.backends.espdl.writer import write
 from edgeq.calibration.groups import share_ranges
 from edgeq.calibration.ranges import Range
@@ -52,7 +52,7 @@ from edgeq.model.macs import node_macs
 from edgeq.model.pools import write_global_pools, write_whole_pools
 from edgeq.model.prepare import PreparedModel
 from edgeq.quantization.qdq import write_qdq
-from edgeq.scheme import Scheme
+from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.display import SILENT, Progress
 
 SUFFIX = ".espdl"
@@ -103,7 +103,6 @@ class EspdlBackend(TargetBackend):
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the kernels cannot run. See `Backend.check`."""
-        refuse_wide(scheme, self.title)
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
         if scheme.per_channel and not self.family.per_channel:
             raise UsageError(
@@ -122,7 +121,7 @@ class EspdlBackend(TargetBackend):
         """Write to `destination` the Q/DQ model from which the .espdl file is made. See `Backend.build`."""
         del samples
         self.check(scheme)
-        check_names(prepared, scheme.exclude)
+        check_names(prepared, (*scheme.exclude, *(name for name in scheme.wide if name != ALL_NODES)))
         rules = int8_rules(self.name)
         predicted = predict_int8(prepared.graph, rules, scheme, hazards=prepared.hazards)
         reasons = {node.name: node.reason for node in predicted if node.verdict == "float"}
@@ -141,14 +140,18 @@ class EspdlBackend(TargetBackend):
             float_results=float_results,
         )
         remove_float_pairs(model, float_results)
+        notes = widen_nodes(model, prepared.model, scheme)
         align_sums(model)
+        mark_wide_pairs(model)
         save_model(model, destination)
         # The model is lowered at once, to refuse here what the conversion would refuse later.
-        lower(read_unchecked(destination), self.family, prepared.source)
+        graph = lower(read_unchecked(destination), self.family, prepared.source)
         return Artifact(
             model=destination,
             scheme=scheme,
             provider="CPUExecutionProvider",
+            notes=notes,
+            details={"wide_share": wide_share(graph)} if scheme.wide else {},
             proof_options=UNFUSED,
             coverage=_coverage(prepared.model, reasons),
         )

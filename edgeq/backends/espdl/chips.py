@@ -54,8 +54,18 @@ class EspRuntime:
 
 
 @dataclass(frozen=True)
+class EspWide:
+    """Describe the kernels for 16-bit activations. targets/espdl/chips.toml explains the fields."""
+
+    operators: tuple[str, ...]
+    accumulator_bits: int
+    source: str
+
+
+@dataclass(frozen=True)
 class _ChipTable:
     runtime: EspRuntime
+    wide: EspWide
     family: tuple[EspFamily, ...]
     chip: tuple[EspChip, ...]
 
@@ -68,6 +78,11 @@ def _table() -> _ChipTable:
 def runtime() -> EspRuntime:
     """Return the runtime's component."""
     return _table().runtime
+
+
+def wide_kernels() -> EspWide:
+    """Return which ONNX operators have kernels for 16-bit activations, and how wide their sums are."""
+    return _table().wide
 
 
 def chip_named(name: str) -> EspChip:

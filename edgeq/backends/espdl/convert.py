@@ -13,6 +13,7 @@ from edgeq.backends.espdl.operators import HANDLERS
 from edgeq.backends.espdl.rules import check
 from edgeq.errors import ModelError
 from edgeq.model.fixed_shapes import fold_shapes, infer_shapes
+from edgeq.model.graph import is_op
 from edgeq.model.load import read_model
 
 
@@ -58,5 +59,9 @@ def at_batch_one(model: ir.Model, source: Path) -> ir.Model:
                     f"Give ⟨fix⟩ {name}=SIZE: an .espdl file has fixed sizes",
                 )
         value.shape = ir.Shape(sizes)
+    # ONNX infers shapes only through nodes of its own domain, and 16-bit pairs are in onnxruntime's.
+    for node in fixed.graph:
+        if is_op(node, "QuantizeLinear", "DequantizeLinear"):
+            node.domain = ""
     infer_shapes(fixed)
     return fixed

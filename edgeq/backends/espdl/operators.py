@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.backends.espdl.chips import wide_kernels
 from edgeq.backends.espdl.graph import CannotLowerError, EspLowering, EspScale, EspStored, exponents_of
 from edgeq.backends.espdl.network import DEPTHWISE, FILTER, Attribute, EspTensor
 from edgeq.backends.espdl.tables import function_of
@@ -97,7 +98,7 @@ def _bias(work: EspLowering, node: ir.Node, bias: ir.Value, sums: list[int], cou
     if numbers.size not in (1, count):
         raise CannotLowerError("its bias is not one number for each channel")
     steps = np.rint(np.broadcast_to(numbers, (count,)) * 2.0 ** -np.array(sums, np.float64))
-    bits = 40 if wide else work.family.bias_bits
+    bits = wide_kernels().accumulator_bits if wide else work.family.bias_bits
     if steps.min(initial=0) < -(2 ** (bits - 1)) or steps.max(initial=0) >= 2 ** (bits - 1):
         worst = int(np.abs(steps).argmax())
         raise CannotLowerError(
@@ -253,6 +254,17 @@ def _finest(numbers: np.ndarray, type_: str) -> int:
     return int(np.ceil(np.log2(largest / np.iinfo(type_).max))) if largest else 0
 
 
+def _relu(work: EspLowering, node: ir.Node) -> None:
+    """Write a Relu that no layer applies."""
+    data = work.integers(node.inputs[0])
+    if data.tensor.type == "int8":
+        _function(work, node)
+        return
+    # A table of 16 bits has only every 256th result. The kernel of Relu computes each.
+    data = work.requantized(data, work.result(node).scale)
+    work.finish(node, "Relu", [data.tensor], data.order)
+
+
 def _function(work: EspLowering, node: ir.Node) -> None:
     data, function = work.integers(node.inputs[0]), function_of(node)
     if function is None:
@@ -358,6 +370,7 @@ HANDLERS: Mapping[str, Callable[[EspLowering, ir.Node], None]] = {
     "MaxPool": _pool,
     "Mul": _mul,
     "Pad": _pad,
+    "Relu": _relu,
     "Reshape": _reshape,
     "Resize": _resize,
     "Slice": _slice,
@@ -369,7 +382,7 @@ HANDLERS: Mapping[str, Callable[[EspLowering, ir.Node], None]] = {
     "Unsqueeze": _reshape,
     **dict.fromkeys(
         (
-            "Clip", "Elu", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "PRelu", "Relu", "Sigmoid", "Sqrt",
+            "Clip", "Elu", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "PRelu", "Sigmoid", "Sqrt",
             "Tanh",
         ),
         _function,

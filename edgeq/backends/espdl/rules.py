@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from edgeq.backends.espdl.chips import EspFamily
+from edgeq.backends.espdl.chips import EspFamily, wide_kernels
 from edgeq.backends.espdl.network import DEPTHWISE, EspGraph, EspNode
-from edgeq.backends.espdl.products import shifts
+from edgeq.backends.espdl.products import largest_sum, shifts
 from edgeq.errors import ModelError
 
 # The runtime shifts an int of 32 bits by the exponent of a tensor.
@@ -64,6 +64,9 @@ def _products(node: EspNode, family: EspFamily) -> Iterator[str]:
         yield "its number of groups is neither 1 nor that of its channels"
     if weights.type != node.type:
         yield f"its weights are {weights.type} and its input is {node.type}"
+    bits = wide_kernels().accumulator_bits
+    if node.type == "int16" and largest_sum(node) >= 2 ** (bits - 1):
+        yield f"a sum of its products may need more than {bits} bits"
     if len(node.data) > 2 and node.type == "int8":
         bias = node.data[2].values
         assert bias is not None

@@ -59,7 +59,6 @@ def test_an_unknown_chip_is_refused_with_the_nearest_name() -> None:
     [
         ({"activation_symmetric": False}, "activation_symmetric"),
         ({"scale": "any"}, "scale"),
-        ({"wide": ("conv",)}, "16-bit"),
         ({"per_channel": True}, "one scale for each tensor"),
     ],
 )

@@ -38,6 +38,13 @@ def test_a_sound_node_passes(node: EspNode) -> None:
         (GEMM, lambda n: replace(n, outputs=(replace(Y, exponents=(31,)),)), "the exponent 31"),
         (GEMM, lambda n: replace(n, inputs=(X, replace(W, exponents=(-6, -7, -6)), B)), "several exponents"),
         (GEMM, lambda n: replace(n, inputs=(replace(X, type="int16"), W, B)), "weights are int8"),
+        (
+            GEMM,
+            lambda n: replace(
+                n, inputs=(replace(X, type="int16"), replace(W, type="int16", values=np.full(W.shape, 2**23)), B)
+            ),
+            "more than 40 bits",
+        ),
         (GEMM, lambda n: replace(n, inputs=(X, W, replace(B, values=np.full(3, 2**19)))), "more than 20 bits"),
         (ADD, lambda n: replace(n, inputs=(X, replace(X, name="z", exponents=(-3,)))), "different exponents"),
         (SOFTMAX, lambda n: replace(n, inputs=(replace(X, exponents=(0,)),)), "not negative"),

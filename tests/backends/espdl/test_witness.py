@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,11 +28,11 @@ ROUNDINGS = ("half-up", "half-even")
 REAL = ("resnet20_cifar10", "lenet_mnist", "mlperf_tiny_kws", "mlperf_tiny_vww", "mobilenet_v1_0.25_224")
 
 
-def compare(model: onnx.ModelProto, count: int, rounding: str, witness: Witness, folder: Path) -> None:
+def compare(model: onnx.ModelProto, count: int, rounding: str, witness: Witness, folder: Path, **scheme: Any) -> None:
     """Compare the interpreter with the C runtime on random inputs."""
     shape = [dimension.dim_value for dimension in model.graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(2).normal(size=(count, *shape[1:])).astype(np.float32)
-    result, family = built(folder, model, x), portable(rounding)
+    result, family = built(folder, model, x, **scheme), portable(rounding)
     graph = lower_file(result.artifact.model, family)
     rows = first_rows(result.bench.samples, count)
     file = folder / "model.espdl"
@@ -55,11 +56,27 @@ def test_every_operator_gives_the_integers_of_the_c_runtime(
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_operator_with_16_bits_gives_the_integers_of_the_c_runtime(
+    name: str, rounding: str, witness: Witness, tmp_path: Path
+) -> None:
+    compare(MODELS[name], 16, rounding, witness, tmp_path, wide=("*",))
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("name", REAL)
 def test_real_models_give_the_integers_of_the_c_runtime(
     name: str, rounding: str, witness: Witness, shared_data: Path, tmp_path: Path
 ) -> None:
     compare(onnx.load(shared_data / name / "model.onnx"), 3, rounding, witness, tmp_path)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("name", REAL)
+def test_real_models_with_16_bits_give_the_integers_of_the_c_runtime(
+    name: str, rounding: str, witness: Witness, shared_data: Path, tmp_path: Path
+) -> None:
+    compare(onnx.load(shared_data / name / "model.onnx"), 3, rounding, witness, tmp_path, wide=("*",))
 
 
 def test_a_file_for_the_other_rounding_fails_its_self_test(witness: Witness, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ LARGEST = 2**22
 """Limit of entries in a layer's second moment (groups x taps^2). Larger layers keep their weights, because the time to
 round them grows with the cube of the taps.
 """
+_MOST_BITS = 8
 # Number of patches on which scales are compared.
 _PATCHES = 2048
 # Number of tensors of the largest size that are in memory at once, on both sides of a branch and of Q/DQ nodes.
@@ -81,7 +82,9 @@ class SequentialCorrection(Recovery):
         assert state.artifact is not None
         file = QuantizedFile.load(state.artifact.model, state.scheme)
         # A weight or bias that two layers share cannot be right for both.
-        integers = [i for i in file.integer_layers(find_layers(state.prepared.model)) if not i.has_other_readers]
+        layers = file.integer_layers(find_layers(state.prepared.model))
+        # Weights of 16 bits have no error that is worth a correction.
+        integers = [i for i in layers if not i.has_other_readers and i.params.bits <= _MOST_BITS]
         if not integers:
             return state.note(f"{self.name}: no layer has integer weights of its own")
         macs = sum(node_macs(state.prepared.model).values())
