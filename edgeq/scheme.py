@@ -65,8 +65,8 @@ class Scheme(Displayed):
         op_types: operator types to quantize; None means every type that the backend can quantize.
         exclude: names of nodes kept in float.
         exclude_reasons: why edgeq itself keeps nodes of `exclude` in float, by node. The user named the other nodes.
-        wide: names of nodes that compute on 16-bit activations and 8-bit weights, for hardware that has such kernels;
-            "*" means every node.
+        wide: names of nodes that compute on 16-bit activations, for hardware that has such kernels; "*" means every
+            node. Their weights have 8 bits, or 16 if the backend's `widens_weights` says so.
         dynamic_weight_types: weight type of each operator type in dynamic mode; operator types without an entry stay in
             float.
         rest: float type of everything in the file that is not quantized.

@@ -206,6 +206,7 @@ class Backend:
             `configured`.
         simulated: whether `Artifact.proof_model` computes on any CPU what the artifact computes on its target.
         recoverable: whether its artifacts are Q/DQ models, which accuracy recoveries can edit.
+        widens_weights: whether a node with 16-bit activations gets 16-bit weights too.
         runs_engines: whether plug-in engines can run its artifacts.
         modes: modes of a scheme (`edgeq.scheme`) that it builds and that searches may try.
         suffix: file name suffix that its targets' engine expects; "" for ONNX files.
@@ -218,6 +219,7 @@ class Backend:
     targeted: bool = False
     simulated: bool = False
     recoverable: bool = True
+    widens_weights: bool = False
     runs_engines: bool = True
     modes: tuple[str, ...] = ("static",)
 

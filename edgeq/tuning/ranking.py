@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -19,19 +20,22 @@ import onnx_ir as ir
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from numpy.typing import NDArray
 
+from edgeq.backends.base import backend_named
 from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, one_line
 from edgeq.hardware.target import Target
 from edgeq.measure.sensitivity import rank_noise
-from edgeq.model.graph import GraphIndex, constant_values, is_op, name_of, only_reader, sizes
+from edgeq.model.graph import GraphIndex, channel_axis, constant_values, is_op, name_of, only_reader, sizes
 from edgeq.model.int8_rules import int8_rules, quantizable_operators
 from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
 from edgeq.model.quant_params import Grid
 from edgeq.prove.job import Built, Job
 from edgeq.quantization.block_products import block_products, read_blocks
+from edgeq.quantization.params import weight_params
 from edgeq.run.session import Engines
+from edgeq.scheme import Scheme
 from edgeq.tuning.accuracy import AccuracyMeter
 from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.candidate_builder import CandidateBuilder
@@ -101,7 +105,9 @@ class LayerRanker:
             if candidate.recoveries:
                 model = recoverer.ranged(scheme, candidate.recoveries).prepared.model
             with self.progress.stage("ranking tensors"):
-                return rank_tensors(model, built.ranges, samples, basis)
+                widens_weights = backend_named(self.target.backend).widens_weights
+                errors = _weight_errors(model, scheme) if widens_weights else {}
+                return rank_tensors(model, built.ranges, samples, basis, weights=errors)
         macs = self._quantized_macs(candidate, built)
         # One layer leaves no choice, and if even the cheapest layer costs too much, no measurement helps.
         if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
@@ -174,7 +180,12 @@ def rank_products(model: ir.Model, quantized: ir.Model, samples: Samples, basis:
 
 
 def rank_tensors(
-    model: ir.Model, ranges: Mapping[str, Range], samples: Samples, basis: Basis = EVERYTHING
+    model: ir.Model,
+    ranges: Mapping[str, Range],
+    samples: Samples,
+    basis: Basis = EVERYTHING,
+    *,
+    weights: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
 ) -> LayerRanking:
     """Rank nodes by which output to raise to 16 bits first, for hardware that computes in 8 or 16 bits.
 
@@ -182,6 +193,7 @@ def rank_tensors(
         model: the prepared float model.
         ranges: ranges of its quantized tensors.
         samples, basis: see `rank_products`.
+        weights: name of a weight that is raised with its layer's output → its error in 8 bits.
     """
     grid = Grid(ir.DataType.UINT8, symmetric=False)
     makers = {
@@ -192,7 +204,8 @@ def rank_tensors(
         and not _is_clipped(node.outputs[0])
     }
     forms = {tensor: [grid.params(ranges[tensor].low, ranges[tensor].high)] for tensor in makers}
-    noises = rank_noise(GraphIndex(model), forms, samples, basis=basis)
+    noises = rank_noise(GraphIndex(model), forms, samples, weights=weights, basis=basis)
+    of_weights = {layer.output: layer.weight for layer in find_layers(model) if layer.weight in weights}
     layers: list[RankedLayer] = []
     costs: dict[str, int] = {}
     for tensor, node in makers.items():
@@ -201,8 +214,23 @@ def rank_tensors(
         source = node.inputs[0] if is_op(node, *_CLIPPING) and node.inputs else None
         maker = source.producer() if source is not None and _is_clipped(source) else None
         noise = noises[tensor].forms[0] if tensor in noises else 0.0
+        computed = tensor if maker is None else name_of(maker.outputs[0])
+        if computed in of_weights:
+            costs[name] += weights[of_weights[computed]].size
+            noise += noises[computed].weights if computed in noises else 0.0
         layers.append(RankedLayer(name, (name,) if maker is None else (str(maker.name), name), noise))
     return _rank_by_worth(layers, costs, WIDE)
+
+
+def _weight_errors(model: ir.Model, scheme: Scheme) -> dict[str, NDArray[np.float32]]:
+    """Return the errors of the weights of a model's layers, rounded to the nearest integers of a scheme."""
+    nodes = {node.name: node for node in model.graph}
+    errors = {}
+    for layer in find_layers(model):
+        exact = constant_values(model.graph.initializers[layer.weight])
+        axis = channel_axis(nodes[layer.name]) % exact.ndim if scheme.per_channel else None
+        errors[layer.weight] = weight_params(exact, axis, scheme).fake_quant(exact) - exact
+    return errors
 
 
 def _rank_by_worth(

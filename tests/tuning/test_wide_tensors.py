@@ -57,3 +57,20 @@ def test_a_tensor_that_is_only_clipped_goes_with_what_clips_it() -> None:
         "kept": ("kept",),
         "last": ("last",),
     }
+
+
+def test_the_errors_of_weights_count_where_they_are_raised_too() -> None:
+    net = """g (float[1,64] x) => (float[1,64] y) {
+        [first] a = MatMul(x, w) [clip] b = Relu(a) [last] y = MatMul(b, v)
+    }"""
+    square = np.eye(64, dtype=np.float32)
+    ranges = {name: Range(-4.0, 4.0) for name in "aby"}
+    samples, whole = FakeSamples([FakeSample("x", {"x": X})]), model(net, {"w": square, "v": 2 * square})
+    without = rank_tensors(whole, ranges, samples)
+    plain = {layer.name: layer.noise for layer in without.layers}
+    ranking = rank_tensors(whole, ranges, samples, weights={"w": 0.1 * square})
+    raised = {layer.name: layer.noise for layer in ranking.layers}
+    # All products of the first layer grow by a tenth, and the outputs with them.
+    assert raised["clip"] - plain["clip"] == pytest.approx(0.01, rel=0.1)
+    assert raised["last"] == plain["last"]
+    assert ranking.costs.span == without.costs.span + 64 * 64

@@ -88,6 +88,7 @@ class EspdlBackend(TargetBackend):
     name = "espdl"
     title = "ESP-DL (.espdl)"
     simulated = True
+    widens_weights = True
     runs_engines = False
 
     @property
