@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from edgeq.errors import ModelError
+from edgeq.model.clean import remove_no_ops, tidy
 from edgeq.model.convert import to_proto
 from edgeq.model.edit import Editor
 from edgeq.model.graph import attributes, bodies, constant_tensor, is_op, is_random, name_of, sizes
@@ -34,6 +35,10 @@ def at_batch_one(model: ir.Model, source: Path, format_name: str) -> ir.Model:
     """
     fixed = model.clone()
     ir.external_data.load_to_model(fixed)
+    # An engine's file may be made from a model that was never prepared. PyTorch's files have constants as nodes, and
+    # an Identity for each further name of equal weights.
+    tidy(fixed)
+    remove_no_ops(fixed)
     for value in fixed.graph.inputs:
         if value.is_initializer() or not value.shape:
             continue

@@ -11,7 +11,6 @@ from edgeq.backends.ncnn.lower import NcnnLowering
 from edgeq.backends.ncnn.network import NcnnNetwork
 from edgeq.backends.ncnn.operators import handlers
 from edgeq.errors import ModelError
-from edgeq.model.clean import tidy
 from edgeq.model.einsum import write_einsums
 from edgeq.model.fixed_shapes import at_batch_one, fold_shapes, infer_shapes
 from edgeq.model.fold import fold_batch_norms
@@ -47,7 +46,6 @@ def refusals(model: ir.Model, source: Path) -> dict[str, str]:
 def prepare_graph(model: ir.Model, source: Path) -> ir.Model:
     """Return a clone of a model with fixed sizes, without operators for which others are written."""
     fixed = at_batch_one(model, source, _FORMAT)
-    tidy(fixed)
     name_nodes(fixed)
     # All passes run in any case, hence the sum and not `or`. Models with pairs are prepared already.
     if fold_batch_norms(fixed) + plain_gemms(fixed) + write_einsums(fixed) + write_whole_pools(fixed):

@@ -50,6 +50,12 @@ def test_the_file_is_a_zip_of_three_uncompressed_members(tmp_path: Path) -> None
     assert not any(value for name, value in description["options"].items() if "fp16" in name)
 
 
+def test_a_second_name_of_a_weight_is_a_constant(tmp_path: Path) -> None:
+    body = "g (float[1,3] x) => (float[1,3] y) { b2 = Identity(b) [a] h = Gemm(x, w, b) [c] y = Gemm(h, w, b2) }"
+    _, file = write(tmp_path, body, {"w": np.eye(3, dtype=np.float32), "b": np.zeros(3, np.float32)})
+    assert members(file)[PARAM].decode().count("InnerProduct") == 2
+
+
 def test_a_blob_with_several_readers_gets_a_split(tmp_path: Path) -> None:
     _, file = write(tmp_path, "g (float[1,3] x) => (float[1,3] y) { [a] h = Abs(x) [b] y = Mul(h, h) }", {})
     lines = [line.split() for line in members(file)[PARAM].decode().splitlines()[2:]]
