@@ -64,6 +64,6 @@ def test_without_the_package_verify_says_what_installs_it(monkeypatch: pytest.Mo
     from edgeq.run.session import SessionSettings
 
     monkeypatch.setattr("edgeq_device.engines.catalog.read_installed_version", lambda engine: "")
-    opener = SIMULATORS["qnn"](resolve(TARGET))
-    with opener as opened, pytest.raises(RuntimeUnavailableError, match=r"onnxruntime-qnn, not installed here.*pip"):
+    simulator = SIMULATORS["qnn"](resolve(TARGET))
+    with pytest.raises(RuntimeUnavailableError, match=r"onnxruntime-qnn, not installed here.*pip"), simulator as opened:
         opened(demo.MODEL, SessionSettings())
