@@ -226,7 +226,7 @@ class OutputSums:
         self.count += rows
         # Sequences are lists.
         reference, candidate = (
-            {name: array for name, array in part.items() if isinstance(array, np.ndarray)}
+            {name: array for name, array in part.items() if isinstance(array, np.ndarray | np.generic)}
             for part in (reference, candidate)
         )
         self._floats.update(name for name, array in reference.items() if array.dtype.kind == "f")
