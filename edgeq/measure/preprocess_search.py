@@ -451,7 +451,7 @@ def open_or_search(
         if stated is not None:
             return stated
         # The model is opened only now, because most callers name a preprocessing.
-        progress.note(f"{error.problem}: trying the usual ones on up to {_ROUNDS[1]} samples")
+        progress.note(f"{labelled.source}: trying the usual preprocessings on up to {_ROUNDS[1]} samples")
         float_session = session()
         task = task or find_detection(labelled, signature, float_session)
         if task is None and (pair := _find_usual(labelled, signature, float_session, facts)) is not None:
