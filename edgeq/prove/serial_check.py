@@ -70,8 +70,11 @@ def check_log(bundle: Path, log: Path, *, variant: str | None = None, expect: st
         DataError: the output has no check, or the chip ran a file that is not in the bundle.
         BundleError: the bundle has wrong names, sizes, hashes or keys.
     """
-    with open_file(log) as stream:
-        text = stream.read(_MOST_BYTES).decode("utf-8", "replace")
+    try:
+        with open_file(log) as stream:
+            text = stream.read(_MOST_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        raise DataError(f"{log} cannot be read: {error.strerror or error}", "Give the file of the output") from error
     with open_checked(bundle, expect=expect) as opened:
         names = [v.name for variants in opened.components.values() for v in variants]
         if variant is not None and variant not in names:
