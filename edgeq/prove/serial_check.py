@@ -54,7 +54,7 @@ class SerialCheck(Displayed):
     def check(self) -> None:
         """Raise CheckFailedError if the chip's check failed."""
         if not self.log.passed:
-            raise CheckFailedError(f"{self.variant}: {self.log.reason}", "See docs/esp32.md")
+            raise CheckFailedError(f"{self.variant}: {self.log.reason}", "Do not deploy it on this chip")
 
 
 def check_log(bundle: Path, log: Path, *, variant: str | None = None, expect: str | None = None) -> SerialCheck:
