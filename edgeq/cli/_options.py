@@ -13,9 +13,10 @@ from edgeq_device.engines.session_options import MOST_THREADS
 from edgeq_device.errors import DeviceError
 
 from edgeq.arguments import as_options
-from edgeq.errors import UsageError
+from edgeq.errors import DataError, UsageError
 from edgeq.util.outputs import default_output
-from edgeq.util.registry import DECODERS, METHODS, RECOVERIES, TASKS
+from edgeq.util.registry import DECODERS, METHODS, RECOVERIES, TASKS, ExtensionGroup
+from edgeq.util.user_code import find_user_file, names_function
 
 if TYPE_CHECKING:
     from edgeq.remote.devices import Board
@@ -77,9 +78,85 @@ COMPLETE_TASK, _COMPLETE_DECODER = _completing(TASKS.names), _completing(DECODER
 _COMPLETE_PREPROCESS = _completing(_preprocessings)
 
 
+class CheckedText(click.types.StringParamType):
+    """Mark a text that can be checked before the command runs. `edgeq run` checks all of a recipe's texts first.
+
+    Args:
+        check: function that takes the text and raises an EdgeqError if it is wrong. The function runs none of the
+            user's code and connects to no other machine.
+    """
+
+    def __init__(self, check: Callable[[str], object]) -> None:
+        self.check = check
+
+
+def _check_target(name: str) -> None:
+    from edgeq.hardware.target import resolve
+
+    resolve(name)
+
+
+def _check_engine(name: str) -> None:
+    from edgeq.run.engines import choose_engine
+
+    choose_engine(name)
+
+
+def _check_source(source: str) -> None:
+    from edgeq.data.open_source import check_source
+
+    check_source(source)
+
+
+def _check_input(text: str) -> None:
+    """Check a source, or NAME=SOURCE."""
+    from edgeq.data.open_source import check_source
+
+    check_source(text if Path(text).exists() else text.rpartition("=")[2])
+
+
+def _check_preprocess(text: str) -> None:
+    from edgeq.data.preprocess import load_preprocess
+
+    if names_function(text):
+        find_user_file(text, "preprocessing", DataError)
+    else:
+        load_preprocess(text)
+
+
+def _check_head(text: str) -> None:
+    from edgeq.measure.find_head import HeadChoice
+
+    HeadChoice.parse(text)
+
+
+def _check_drop(text: str) -> None:
+    from edgeq.util.numbers import parse_drop
+
+    parse_drop(text)
+
+
+def _check_extension(group: ExtensionGroup) -> Callable[[str], None]:
+    """Return a function that checks the name of an extension, or the file of a user's own extension."""
+
+    def check(name: str) -> None:
+        if names_function(name):
+            find_user_file(name, group.title, group.error)
+        else:
+            group.check(name)
+
+    return check
+
+
+_TARGET, HEAD, DROP = CheckedText(_check_target), CheckedText(_check_head), CheckedText(_check_drop)
+ENGINE_NAME, SOURCE, INPUT = (CheckedText(check) for check in (_check_engine, _check_source, _check_input))
+PREPROCESS_NAME = CheckedText(_check_preprocess)
+TASK, RECOVERY = CheckedText(_check_extension(TASKS)), CheckedText(_check_extension(RECOVERIES))
+
+
 def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:
     """Return the option `-t/--target`, which takes a target or a profile and has shell completion."""
-    attributes = {"shell_complete": complete_target, "metavar": "NAME", **attributes}
+    attributes = {"type": _TARGET, "shell_complete": complete_target, "metavar": "NAME", **attributes}
     return click.option("-t", "--target", *names, cls=Renamed, before=["--profile"], **attributes)
 
 
@@ -97,6 +174,7 @@ def on_board(function: F) -> F:
     """Add the option `--on`, which names one board."""
     return click.option(
         "--on",
+        type=CheckedText(board_of),
         metavar="BOARD",
         shell_complete=complete_board,
         help="Run the command on this board: ssh://user@host[:port], or a name from devices.toml.",
@@ -156,26 +234,54 @@ class OutputPath(click.Path):
     Args:
         written: function that takes the command's parameters and returns whether the command writes the path. By
             default, the command always writes it.
+        replaced: function that takes the command's parameters and returns whether the command accepts an existing
+            output even without --force.
     """
 
-    def __init__(self, written: Callable[[Mapping[str, Any]], bool] = lambda given: True) -> None:
+    def __init__(
+        self,
+        written: Callable[[Mapping[str, Any]], bool] = lambda given: True,
+        *,
+        replaced: Callable[[Mapping[str, Any]], bool] = lambda given: False,
+    ) -> None:
         super().__init__(path_type=Path, readable=False)
-        self.written = written
+        self.written, self.replaced = written, replaced
 
 
-# click does not check that files can be read. The package that reads a file reports such errors with its own exit code.
-PATH = click.Path(path_type=Path, readable=False)
+class InputPath(click.Path):
+    """Mark a path that a command reads.
+
+    click does not check that the file can be read. The package that reads it reports such errors with its own exit
+    code.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, readable=False)
+
+    def check(self, path: Path) -> None:
+        """Refuse a path that does not exist. `edgeq run` checks all of a recipe's paths before the first command.
+
+        Raises:
+            UsageError: the path does not exist.
+        """
+        if not path.exists():
+            raise UsageError(f"{path} does not exist", "Correct the path")
+
+
+PATH = InputPath()
 OUTPUT = OutputPath()
 TASK_NAMES = f"{', '.join(TASKS.names())}, or your own: path.py:factory"
 INTEGER = click.Choice(["int8", "uint8"])
 
 PREPROCESS = click.option(
     "--preprocess",
+    type=PREPROCESS_NAME,
     shell_complete=_COMPLETE_PREPROCESS,
     help="Preprocessing of the samples: a name or steps (`edgeq preprocess list`), a .toml file, or path.py:function.",
 )
 OWN_PREPROCESS = click.option(
     "--preprocess",
+    type=PREPROCESS_NAME,
     shell_complete=_COMPLETE_PREPROCESS,
     help="Preprocessing of the samples: a name or steps (`edgeq preprocess list`), or a .toml file. [default: the "
     "bundle's]",
@@ -212,7 +318,7 @@ SESSION_OPTIONS = click.option(
     "options. Repeatable.",
 )
 ENGINE_HELP = "Engine that runs the model: NAME or NAME:PRECISION, such as openvino:bf16. `edgeq detect` lists engines."
-ENGINE = click.option("--engine", metavar="ENGINE", help=ENGINE_HELP)
+ENGINE = click.option("--engine", type=ENGINE_NAME, metavar="ENGINE", help=ENGINE_HELP)
 TRUST = click.option(
     "--trust",
     type=PATH,
@@ -274,6 +380,7 @@ _DECODING = (
     click.option("--annotations", type=PATH, help="Detection: annotations in a COCO instances file."),
     click.option(
         "--decoder",
+        type=CheckedText(_check_extension(DECODERS)),
         shell_complete=_COMPLETE_DECODER,
         help=f"Detection: decoder of the outputs: {', '.join(DECODERS.names())}, or your own: path.py:function.",
     ),
@@ -300,10 +407,12 @@ def _task_output(*former: str) -> Callable[[F], F]:
 _DATA = (
     click.option(
         "--data",
+        type=SOURCE,
         help="Calibration samples: a folder of images or of test_data_set_N folders, or an .npz, .npy or .pb file.",
     ),
     click.option(
         "--val",
+        type=SOURCE,
         help="Held-out samples for the proof. [default: a quarter of --data if it has 64 samples or more, else --data]",
     ),
     click.option(
@@ -317,9 +426,15 @@ _DATA = (
     PREPROCESS,
     click.option("--count", type=click.IntRange(min=1), help="Use at most this many calibration samples."),
     click.option("--labels", help="Labels of the --val samples, if they are not stored with the samples."),
-    click.option("--task", shell_complete=COMPLETE_TASK, help=f"Task for measuring accuracy on --val: {TASK_NAMES}."),
+    click.option(
+        "--task",
+        type=TASK,
+        shell_complete=COMPLETE_TASK,
+        help=f"Task for measuring accuracy on --val: {TASK_NAMES}.",
+    ),
     click.option(
         "--head",
+        type=HEAD,
         metavar="NAME[:KEY=VALUE,…]",
         help="What the outputs mean, such as yolov8 or ctc:blank=last; none keeps raw outputs. [default: found]",
     ),
@@ -414,6 +529,7 @@ _SCHEME = (
 _BARS = (
     click.option(
         "--max-drop",
+        type=DROP,
         metavar="DROP",
         help="Largest loss of accuracy to accept: 0.01, 1% or 1pt. edgeq tries to repair a larger "
         "loss and fails if it cannot. Needs --task. [default: repair above 1pt, never fail]",
@@ -457,10 +573,15 @@ def comparison_options(function: F) -> F:
     """Add the options that set the data and the session for a comparison of two models."""
     options: tuple[Callable[[F], F], ...] = (
         click.option(
-            "--data", help="Samples to run both models on: a folder, .npz, .npy, .pb or another source (docs/data.md)."
+            "--data",
+            type=SOURCE,
+            help="Samples to run both models on: a folder, .npz, .npy, .pb or another source (docs/data.md).",
         ),
         click.option(
-            "--task", shell_complete=COMPLETE_TASK, help=f"Task for measuring accuracy against labels: {TASK_NAMES}."
+            "--task",
+            type=TASK,
+            shell_complete=COMPLETE_TASK,
+            help=f"Task for measuring accuracy against labels: {TASK_NAMES}.",
         ),
         OWN_PREPROCESS,
         task_options(),

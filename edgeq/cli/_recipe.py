@@ -16,7 +16,7 @@ import click
 from edgeq_device.system.relay import hide_passwords
 
 from edgeq.cli import COMMANDS
-from edgeq.errors import UsageError, suggest
+from edgeq.errors import EdgeqError, UsageError, suggest
 from edgeq.util.record_files import toml_table
 from edgeq.util.records import parse
 
@@ -131,6 +131,8 @@ def _step(
         context = command.make_context(" ".join(names), list(arguments), parent=root)
     except click.UsageError as error:
         raise UsageError(f"{path}: [{'.'.join(place)}]: {' '.join(error.format_message().split())}", _FIX) from error
+    except EdgeqError as error:
+        raise type(error)(f"{path}: [{'.'.join(place)}]: {error.problem}", error.fix) from error
     except ValueError as error:  # the path contains a null byte
         raise UsageError(f"{path}: [{'.'.join(place)}]: {error}", _FIX) from error
     return RecipeStep((*(name.replace("_", "-") for name in names), *arguments), context)

@@ -14,9 +14,12 @@ from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._next import propose_check
 from edgeq.cli._options import (
     COMPLETE_RECOVERY,
+    DROP,
     ENGINE,
+    ENGINE_NAME,
     FORCE,
     PATH,
+    RECOVERY,
     WITH_FLOAT,
     build_options,
     complete_board,
@@ -165,6 +168,7 @@ def _suffix_for(target: str) -> str:
 )
 @click.option(
     "--recover",
+    type=RECOVERY,
     shell_complete=COMPLETE_RECOVERY,
     multiple=True,
     metavar="METHOD",
@@ -246,6 +250,7 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
 @click.option(
     "--engine",
     "engines",
+    type=ENGINE_NAME,
     multiple=True,
     metavar="ENGINE",
     help="Add a variant for this plug-in engine: NAME or NAME:PRECISION. Repeatable, in order of preference.",
@@ -305,7 +310,11 @@ def _package_lines(result: Packaged, *, verbose: bool) -> Lines:
 @click.argument("model", type=PATH)
 @data_options
 @click.option(
-    "--max-drop", metavar="DROP", help="Largest loss of accuracy to accept: 1%, 0.5pt or 0.005.", show_default="1%"
+    "--max-drop",
+    type=DROP,
+    metavar="DROP",
+    help="Largest loss of accuracy to accept: 1%, 0.5pt or 0.005.",
+    show_default="1%",
 )
 @click.option(
     "--objective",
@@ -324,6 +333,7 @@ def _package_lines(result: Packaged, *, verbose: bool) -> Lines:
 @click.option(
     "--engine",
     "engines",
+    type=ENGINE_NAME,
     multiple=True,
     metavar="ENGINE",
     help="Time only this engine: NAME or NAME:PRECISION. Repeatable. [default: all installed engines that "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Lines, Printer, command
-from edgeq.cli._options import FIX, FORCE, OUTPUT, PATH, PREPROCESS, THREADS, WORKERS
+from edgeq.cli._options import FIX, FORCE, OUTPUT, PATH, PREPROCESS, SOURCE, THREADS, WORKERS, OutputPath
 
 if TYPE_CHECKING:
     from edgeq.calibration.show import RangeComparison
@@ -43,10 +43,18 @@ def calibrate_command() -> None:
 @click.argument("model", type=PATH)
 @click.option(
     "--data",
+    type=SOURCE,
     required=True,
     help="Calibration samples: a folder of images or of test_data_set_N folders, or an .npz, .npy or .pb file.",
 )
-@click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Folder for the statistics.")
+@click.option(
+    "-o",
+    "--output",
+    type=OutputPath(replaced=lambda given: given["resume"]),
+    required=True,
+    metavar="CAL/",
+    help="Folder for the statistics.",
+)
 @PREPROCESS
 @click.option("--count", type=click.IntRange(min=1), help="Use at most this many samples.")
 @click.option(

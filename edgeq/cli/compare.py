@@ -10,6 +10,7 @@ import click
 from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._next import fill_next
 from edgeq.cli._options import (
+    DROP,
     FORCE,
     OUTPUT,
     PATH,
@@ -40,7 +41,10 @@ if TYPE_CHECKING:
 )
 @click.option("--no-timing", is_flag=True, help="Do not time the models.")
 @click.option(
-    "--max-drop", metavar="DROP", help="Fail if B loses more accuracy than this: 0.01, 1% or 1pt. Needs --task."
+    "--max-drop",
+    type=DROP,
+    metavar="DROP",
+    help="Fail if B loses more accuracy than this: 0.01, 1% or 1pt. Needs --task.",
 )
 @click.option(
     "--min-speedup",
@@ -98,7 +102,7 @@ def _compare_lines(comparison: Comparison) -> Lines:
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option(
     "--baseline",
-    type=OutputPath(lambda given: given["update"]),
+    type=OutputPath(lambda given: given["update"], replaced=lambda given: True),
     required=True,
     metavar="FILE",
     help="Model or bundle to compare with.",

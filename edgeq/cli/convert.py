@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, command
-from edgeq.cli._options import FORCE, INTEGER, OUTPUT, PATH, PREPROCESS, target_option
+from edgeq.cli._options import FORCE, INTEGER, OUTPUT, PATH, PREPROCESS, SOURCE, target_option
 
 if TYPE_CHECKING:
     from edgeq.retargeting.run import Retargeted
@@ -69,7 +69,7 @@ def _agreements(result: Retargeted) -> Iterator[str]:
 
 @command("emit-c")
 @click.argument("program", type=PATH, metavar="PROGRAM.npz|INT8.onnx")
-@click.option("--data", required=True, help="Samples. The first ones become the images of the C bundle.")
+@click.option("--data", type=SOURCE, required=True, help="Samples. The first ones become the images of the C bundle.")
 @PREPROCESS
 @click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR", help="Folder for the C bundle.")
 @click.option(

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.cli._common import Lines, Printer, command, table
-from edgeq.cli._options import OUTPUT
+from edgeq.cli._options import OUTPUT, OutputPath
 
 if TYPE_CHECKING:
     from edgeq.jobs.demo import Demonstration
 
 
 @command("demo")
-@click.option("-o", "--output", type=OUTPUT, default=Path("edgeq-demo"), show_default=True, help="Path of the bundle.")
+@click.option(
+    "-o",
+    "--output",
+    type=OutputPath(lambda given: given["files"] is None, replaced=lambda given: True),
+    default=Path("edgeq-demo"),
+    show_default=True,
+    help="Path of the bundle.",
+)
 @click.option(
     "--files", type=OUTPUT, metavar="DIR", help="Write the model and its samples to DIR, and do nothing else."
 )

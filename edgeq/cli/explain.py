@@ -17,11 +17,13 @@ import click
 from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._next import choose_next, fill_next, propose_check
 from edgeq.cli._options import (
+    ENGINE_NAME,
     OUTPUT,
     OWN_PREPROCESS,
     PATH,
     PREPROCESS,
     SESSION_OPTIONS,
+    SOURCE,
     START,
     STRIDE,
     THREADS,
@@ -299,7 +301,10 @@ def _size(value: int) -> str:
 @click.argument("float_model", type=PATH, metavar="FLOAT")
 @click.argument("quantized", type=PATH, metavar="INT8|BUNDLE")
 @click.option(
-    "--data", required=True, help="Samples, without labels: a folder, .npz, .npy, .pb or another source (docs/data.md)."
+    "--data",
+    type=SOURCE,
+    required=True,
+    help="Samples, without labels: a folder, .npz, .npy, .pb or another source (docs/data.md).",
 )
 @OWN_PREPROCESS
 @click.option(
@@ -313,7 +318,10 @@ def _size(value: int) -> str:
 @VARIANT
 @THREADS
 @click.option(
-    "--engine", metavar="ENGINE", help="Also compare each tensor in this engine, such as qnn or openvino:bf16."
+    "--engine",
+    type=ENGINE_NAME,
+    metavar="ENGINE",
+    help="Also compare each tensor in this engine, such as qnn or openvino:bf16.",
 )
 @SESSION_OPTIONS
 @click.option(
@@ -418,7 +426,9 @@ def _report_lines(result: WrittenReport) -> Lines:
 
 @command("audit")
 @click.argument("model", type=PATH)
-@click.option("--data", help="Samples to simulate MODEL on. Without samples, edgeq judges by the weights alone.")
+@click.option(
+    "--data", type=SOURCE, help="Samples to simulate MODEL on. Without samples, edgeq judges by the weights alone."
+)
 @PREPROCESS
 @click.option(
     "--count",
@@ -428,7 +438,10 @@ def _report_lines(result: WrittenReport) -> Lines:
 @click.option("--float", "reference", type=PATH, help="Float32 model, to measure the loss caused by saturation.")
 @click.option("--variant", metavar="NAME", help="Variant to audit, if MODEL is a bundle.")
 @click.option(
-    "--engine", metavar="ENGINE", help="Engine whose kernels to audit. [default: the variant's, else onnxruntime's own]"
+    "--engine",
+    type=ENGINE_NAME,
+    metavar="ENGINE",
+    help="Engine whose kernels to audit. [default: the variant's, else onnxruntime's own]",
 )
 @target_option(
     help="Target that runs the kernels. If its kernels are exact, nothing saturates. "

@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Printer, command
-from edgeq.cli._options import ENGINE, FORCE, OUTPUT, PATH, PREPROCESS, THREADS, VARIANT
+from edgeq.cli._options import ENGINE, FORCE, HEAD, INPUT, OUTPUT, PATH, PREPROCESS, THREADS, VARIANT
 
 
 @command("infer")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
-@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.argument("inputs", type=INPUT, nargs=-1, required=True, metavar="INPUT...")
 @click.option("--threshold", type=float, help="Lowest score of an object or a class. [default: the head's]")
 @click.option(
     "--draw", type=OUTPUT, metavar="PATH", help="Write a drawing: .png, .svg, or a folder for several images."
@@ -21,6 +21,7 @@ from edgeq.cli._options import ENGINE, FORCE, OUTPUT, PATH, PREPROCESS, THREADS,
 @PREPROCESS
 @click.option(
     "--head",
+    type=HEAD,
     metavar="NAME[:KEY=VALUE,…]",
     help="What the outputs of a model mean, such as yolov8 or ctc:blank=last. [default: found]",
 )

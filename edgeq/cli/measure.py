@@ -14,14 +14,19 @@ from edgeq_device.system.relay import escape
 from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._options import (
     COMPLETE_TASK,
+    DROP,
     ENGINE,
     ENGINE_HELP,
+    ENGINE_NAME,
     OWN_PREPROCESS,
     PATH,
+    PREPROCESS_NAME,
     REQUIRE_SIGNATURE,
     SESSION_OPTIONS,
+    SOURCE,
     START,
     STRIDE,
+    TASK,
     TASK_NAMES,
     THREADS,
     TRUST,
@@ -63,6 +68,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--data",
+    type=SOURCE,
     help="Samples for comparing the target with this machine (with --on): a folder, .npz, .npy, .pb or another source "
     "(docs/data.md).",
 )
@@ -79,11 +85,16 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Check what a chip without edgeq's runner printed to FILE while it ran the variant's self-test.",
 )
-@click.option("--preprocess", help="Preprocessing of the samples. [default: the bundle's]")
-@click.option("--task", shell_complete=COMPLETE_TASK, help=f"Also measure accuracy with this task: {TASK_NAMES}.")
+@click.option("--preprocess", type=PREPROCESS_NAME, help="Preprocessing of the samples. [default: the bundle's]")
+@click.option(
+    "--task", type=TASK, shell_complete=COMPLETE_TASK, help=f"Also measure accuracy with this task: {TASK_NAMES}."
+)
 @task_options()
 @click.option(
-    "--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more than this: 0.005, 0.5% or 0.5pt."
+    "--max-drop",
+    type=DROP,
+    metavar="DROP",
+    help="Fail if accuracy on the target falls by more than this: 0.005, 0.5% or 0.5pt.",
 )
 def verify_command(printer: Printer, bundle: Path, variant: str | None, **options: Any) -> None:
     """Check the hashes and signature of BUNDLE (a folder or an .edgeq file), load it, and run its self-test.
@@ -135,7 +146,12 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
 @click.option("--against", type=PATH, help="Compare with this model. edgeq times it in turns with MODEL.")
 @VARIANT
 @click.option(
-    "--engine", "engines", multiple=True, metavar="ENGINE", help=f"{ENGINE_HELP} Repeatable, to compare engines."
+    "--engine",
+    "engines",
+    type=ENGINE_NAME,
+    multiple=True,
+    metavar="ENGINE",
+    help=f"{ENGINE_HELP} Repeatable, to compare engines.",
 )
 @click.option(
     "--scenario",
@@ -160,6 +176,7 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
 @click.option(
     "--data",
     "source",
+    type=SOURCE,
     help="Samples to run: a folder, .npz, .npy, .pb or another source (docs/data.md). [default: generated inputs]",
 )
 @OWN_PREPROCESS
@@ -272,8 +289,10 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
 
 @command("eval")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
-@click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb or another source (docs/data.md).")
-@click.option("--task", shell_complete=COMPLETE_TASK, help=f"Task for measuring accuracy: {TASK_NAMES}.")
+@click.option(
+    "--data", type=SOURCE, required=True, help="Samples: a folder, .npz, .npy, .pb or another source (docs/data.md)."
+)
+@click.option("--task", type=TASK, shell_complete=COMPLETE_TASK, help=f"Task for measuring accuracy: {TASK_NAMES}.")
 @click.option("--reference", type=PATH, help="Model or bundle to compare with, on the same samples.")
 @OWN_PREPROCESS
 @click.option(

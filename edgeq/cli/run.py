@@ -165,6 +165,7 @@ def run_command(
     edgeq run recipe.toml
     """
     from edgeq.cli._recipe import read_recipe
+    from edgeq.cli._recipe_check import check_steps
 
     root = context.find_root().command
     assert isinstance(root, click.Group)
@@ -183,6 +184,7 @@ def run_command(
         return
     if lacking:
         raise lacking[0]
+    check_steps(recipe, steps, force=force)
     output_options = {"as_json": printer.as_json, "quiet": printer.quiet, "verbose": printer.verbose}
     with contextlib.chdir(recipe.absolute().parent):
         for step in steps:

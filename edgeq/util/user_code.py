@@ -22,6 +22,22 @@ def names_function(name: str) -> bool:
     return ".py:" in name
 
 
+def find_user_file(name: str, purpose: str, error: type[EdgeqError]) -> tuple[Path, str]:
+    """Return the file and the function of `name` ("path.py:function"), without running the file.
+
+    Args:
+        purpose: the purpose of the function, for messages.
+
+    Raises:
+        EdgeqError: the file does not exist. The exception is an instance of `error`.
+    """
+    file, _, attribute = name.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise error(f"{path} does not exist", f"Give the {purpose} as path.py:function")
+    return path, attribute
+
+
 def load_function(name: str, purpose: str, error: type[EdgeqError]) -> Callable[..., Any]:
     """Return the function that `name` ("path.py:function") refers to. This runs the file, which is the user's own code.
 
@@ -32,10 +48,7 @@ def load_function(name: str, purpose: str, error: type[EdgeqError]) -> Callable[
         EdgeqError: the file does not exist, fails when it runs, or has no such function. The exception is an instance
             of `error`.
     """
-    file, _, attribute = name.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise error(f"{path} does not exist", f"Give the {purpose} as path.py:function")
+    path, attribute = find_user_file(name, purpose, error)
     # The file must run before its names exist.
     function = getattr(_run(path, error), attribute, None)
     if not callable(function):

@@ -156,3 +156,33 @@ def test_an_output_beside_the_model_does_not_leave_the_folder_of_the_recipe(tmp_
     failed = run("run", place, "--dry-run")
     assert "refused" in failed.stdout
     assert "net.int8.onnx' would be written outside the recipe's folder" in failed.stdout
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ("[quantize]\nmodel = 'modle.onnx'\noutput = 'b'", "[quantize] model: modle.onnx does not exist"),
+        ("[compare]\na = 'model.onnx'\nb = 'b.onnx'", "[compare] b: b.onnx does not exist"),
+        ("[quantize]\nmodel = 'model.onnx'\ndata = 'calib'\noutput = 'b'", "[quantize] data: calib does not exist"),
+        ("[package]\nmodel = 'model.onnx'\ntarget = ['haswell', 'hasvell']\noutput = 'b'", "[package] target: unknown"),
+        ("[tune]\nmodel = 'model.onnx'\npreprocess = 'imagnet'\noutput = 'b'", "[tune] preprocess: no preprocessing"),
+        ("[eval]\nmodel = 'a.onnx'\ndata = 'model.onnx'\ntask = 'classificaton'", "[eval] task: unknown task"),
+        ("[eval]\nmodel = 'a.onnx'\ndata = 'model.onnx'\nengine = 'openvno'", "[eval] engine: unknown engine"),
+        ("[eval]\nmodel = 'a.onnx'\ndata = 'model.onnx'\ndecoder = 'yolo.py:f'", "[eval] decoder: yolo.py does not"),
+        ("[package]\nmodel = 'a.onnx'\nhead = 'yolov88'\noutput = 'b'", "[package] head: unknown head"),
+        ("[package]\nmodel = 'a.onnx'\nmax_drop = 'much'\noutput = 'b'", "[package] max_drop: --max-drop 'much'"),
+        ("[package]\nmodel = 'a.onnx'\noutput = 'model.onnx'", "[package] output: model.onnx exists already"),
+        ("[package]\nmodel = 'a.onnx'\noutput = 'a.onnx'", "[package] output: a.onnx is already the output of [quanti"),
+    ],
+)
+def test_checks_files_outputs_and_names_before_the_first_command(second: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(demo.MODEL.read_bytes())
+    place = tmp_path / "r.toml"
+    first = "[quantize]\nmodel = 'model.onnx'\noutput = 'a.onnx'\n"
+    place.write_text(second if second.startswith("[quantize]") else first + second)
+    failed = run("run", place, "--allow-code")
+    assert failed.exit_code != 0
+    assert failed.stdout == ""
+    assert failed.stderr.startswith(f"edgeq: {place}: {said}")
+    assert failed.stderr.count("\n") == 1
+    assert not (tmp_path / "a.onnx").exists()
