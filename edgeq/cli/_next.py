@@ -117,6 +117,9 @@ def next_line(context: click.Context) -> str | None:
     line = _OPTION.sub(lambda option: option[0] if option[1] in texts else "", line)
     if any(name not in texts and not instead for name, instead in _PARAMETER.findall(line)):
         return None
+    compared = [texts[name] for name, _ in _PARAMETER.findall(line.partition(" --")[0]) if name in texts]
+    if len(set(compared)) < len(compared):  # the line would compare a model with itself
+        return None
     # What the user typed may contain braces itself, such as `name:{label}_*`.
     carried = map(shlex.quote, _carried(context, line)) if line.endswith(_CARRIED) else ()
     filled = _PARAMETER.sub(lambda parameter: texts.get(parameter[1], parameter[2]), line.removesuffix(f" {_CARRIED}"))

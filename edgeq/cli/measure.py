@@ -12,6 +12,7 @@ import click
 from edgeq_device.system.relay import escape
 
 from edgeq.cli._common import Lines, Printer, command, styled, table
+from edgeq.cli._next import choose_next
 from edgeq.cli._options import (
     COMPLETE_TASK,
     DROP,
@@ -349,6 +350,17 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
         else:
             evaluation = run_evaluation(request, workers=pool, progress=printer.progress())
             printer.lines(evaluation, _eval_lines(evaluation))
+            choose_next(lambda: _propose_after(evaluation))
+
+
+def _propose_after(evaluation: EvalResult) -> str | None:
+    """Return the next line of an evaluation: quantize a float model, and compare any other with its float model."""
+    from edgeq.model.load import is_quantized, read_model
+
+    model = evaluation.request.model
+    if evaluation.request.reference is None and model.suffix == ".onnx" and not is_quantized(read_model(model)):
+        return "quantize {model} --data SAMPLES --val {data} -o int8.onnx ..."
+    return "compare {reference|FLOAT.onnx} {model} ..."
 
 
 def _draw_trial(trial: PreprocessRanking) -> Lines:

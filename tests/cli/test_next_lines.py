@@ -44,8 +44,9 @@ TYPED = (
     f"emit-c array.onnx {SAMPLES} -o c",
     f"eval int8.onnx {LABELLED}",
     f"eval int8.onnx {SAMPLES} --reference net.onnx",
+    f"eval net.onnx {LABELLED}",
     "extensions",
-    "gate int8.onnx --baseline int8.onnx",
+    "gate int8.onnx --baseline baseline.onnx",
     "inspect int8.onnx",
     "inspect net.onnx",
     f"package net.onnx {SAMPLES} -t nvidia-t4 -o new",
@@ -127,6 +128,7 @@ def made(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         ran = Workspace(place).run(*words)
         assert ran.code == 0, ran.err
+    shutil.copyfile(place / "int8.onnx", place / "baseline.onnx")
     shutil.copytree(place / "bundle", place / "signed")
     assert Workspace(place).run("sign", place / "signed", "--key", place / "key.pem").code == 0
     return place
@@ -185,6 +187,11 @@ def test_the_proposed_line_runs(typed: str, place: str) -> None:
     *_, last = printed.splitlines()
     assert last.startswith("next: ")
     run(words_of(last.removeprefix("next: "), typed, place))
+
+
+def test_no_line_compares_a_model_with_itself(place: str) -> None:
+    printed = run(["edgeq", *shlex.split(f"eval net.onnx {SAMPLES} --reference net.onnx")])
+    assert "next:" not in printed
 
 
 @pytest.mark.parametrize("typed", NOT_RUN)
