@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx_ir as ir
 
 from edgeq.calibration.channel_values import ChannelValues
 from edgeq.calibration.collect import collect
@@ -30,6 +31,7 @@ from edgeq.calibration.statistics import (
     in_units,
 )
 from edgeq.data.samples import Samples
+from edgeq.model.graph import constant, name_of
 from edgeq.model.prepare import PreparedModel
 from edgeq.util.display import SILENT, Progress
 
@@ -138,7 +140,11 @@ def _sum_over(numbers: np.ndarray, count: int) -> int:
 
 
 def find_unlike(before: PreparedModel, after: PreparedModel, names: Sequence[str], samples: Samples) -> tuple[str, ...]:
-    """Return the tensors among `names` that have other values in one model than in the other, on some samples."""
+    """Return the tensors among `names` that have other values in one model than in the other.
+
+    Tensors are compared on some samples. There, channels may be zero that are not zero in others. So the result of a
+    node whose constants are the same in both models, such as a Relu, is also unlike if an input of the node is.
+    """
     equal = dict.fromkeys(names, True)
     runs = (tensor_values(model, names, spread(samples, _COMPARED)) for model in (before, after))
     for old, new in zip(*runs, strict=True):
@@ -147,4 +153,19 @@ def find_unlike(before: PreparedModel, after: PreparedModel, names: Sequence[str
             equal[name] &= old[name].shape == new[name].shape and np.allclose(
                 old[name], new[name], rtol=0.0, atol=tolerance, equal_nan=True
             )
-    return tuple(name for name, is_equal in equal.items() if not is_equal)
+    unlike = {name for name, is_equal in equal.items() if not is_equal}
+    for node in after.graph.nodes.values():
+        if not unlike.isdisjoint(map(name_of, node.inputs)) and not _has_new_constants(before, node):
+            unlike |= {name_of(output) for output in node.outputs} & equal.keys()
+    return tuple(name for name in equal if name in unlike)
+
+
+def _has_new_constants(before: PreparedModel, node: ir.Node) -> bool:
+    """Return whether a constant input of `node` has another value in the model before, or does not exist there."""
+    for value in node.inputs:
+        new = constant(value)
+        if value is not None and new is not None:
+            old = constant(before.graph.values.get(name_of(value)))
+            if old is None or not np.array_equal(new, old):
+                return True
+    return False

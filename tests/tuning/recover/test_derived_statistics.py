@@ -110,6 +110,30 @@ def test_a_pass_observes_tensors_of_unknown_relation_alone(
     _compare(found, split, samples)
 
 
+def test_a_relu_that_was_zero_in_the_compared_samples_is_scaled_too(tmp_path: Path) -> None:
+    """Only a few samples are compared, and a ReLU of a scaled tensor may be zero in all of them."""
+    weight = np.diag([1.0, 1.0]).astype(np.float32)
+
+    def prepared(factor: float) -> Any:
+        net = Net()
+        scaled = net.node("MatMul", ["x", net.constant("w", weight * np.float32([factor, 1.0]))], "scaled")
+        net.node(
+            "MatMul",
+            [net.node("Relu", [scaled], "act"), net.constant("w2", weight / np.float32([[factor], [1.0]]))],
+            "y",
+        )
+        folder = tmp_path / str(factor)
+        folder.mkdir()
+        return job_of(net.model({"x": [1, 2]}, ["y"]), folder, samples)
+
+    values = [np.full((1, 2), 1.0 if i == 1 else -1.0, np.float32) for i in range(40)]
+    samples = FewSamples(tuple(Sample(f"s{i}", {"x": value}) for i, value in enumerate(values)))
+    before, after = prepared(1.0), prepared(4.0)
+    assert before.statistics is not None
+    derived = derive_statistics(before.statistics, before.prepared, after.prepared, None, samples)
+    assert derived.tensors["act"].maximum == 4.0
+
+
 def _statistics_of(parts: Sequence[np.ndarray]) -> TensorStatistics:
     """Return the statistics of a tensor with one part per sample."""
     every = np.concatenate([part.ravel() for part in parts])
