@@ -204,7 +204,7 @@ class TuningRecord:
         for _, worse, i in sorted(
             (ms, -self._sign * value, i)
             for i, (ms, value) in enumerate(figures)
-            if ms is not None and value is not None
+            if ms is not None and value is not None and trials[i].status != "eliminated"
         ):
             if worse < lowest_loss and not trials[i].partial:
                 lowest_loss = worse

@@ -21,6 +21,12 @@ def format_points(loss: float) -> str:
     return f"{100 * loss:.2f} points"
 
 
+def describe_drop(loss: float) -> str:
+    """Write that a trial loses or gains points. A negative loss is a gain."""
+    points = format_points(abs(loss))
+    return f"gains {points}" if loss < 0 and points != format_points(0.0) else f"loses {points}"
+
+
 def describe_loss(assessment: Assessment) -> str:
     """Write the loss on the samples, and how large it may be over many other samples. If the loss is noise, write the
     SQNR.
@@ -28,8 +34,10 @@ def describe_loss(assessment: Assessment) -> str:
     if assessment.basis == "noise":
         return f"has {format_decibels(assessment.drop)} SQNR"
     # Compare the texts, not the numbers, because a bound that reads the same says nothing more.
-    text, bound = f"loses {format_points(assessment.drop)}", format_points(assessment.bound)
-    return text if bound == format_points(assessment.drop) else f"{text}, up to {bound} over many other samples"
+    text, bound = describe_drop(assessment.drop), format_points(max(assessment.bound, 0.0))
+    if bound == format_points(assessment.drop):
+        return text
+    return f"{text}, {'up to' if text.startswith('loses') else 'loses up to'} {bound} over many other samples"
 
 
 def describe_allowed_loss(assessment: Assessment, max_drop: float) -> str:
@@ -46,7 +54,7 @@ def format_decibels(noise: float) -> str:
 
 def describe_simulated_loss(assessment: Assessment) -> str:
     """Write the loss in a simulator of the target, with its interval and the number of samples."""
-    loss = f"loses {format_points(assessment.drop)} in the simulator"
+    loss = f"{describe_drop(assessment.drop)} in the simulator"
     return f"{loss}{describe_interval(assessment)}, {assessment.samples} samples"
 
 
@@ -72,7 +80,7 @@ def describe_speed_against_float(timing: StructureTiming | None) -> str:
         return f"its speed is not known: {(claim and claim.reason) or 'too few pairs of runs'}"
     comparison = "slower than float32" if spread[2] < 1 else "faster than float32" if spread[1] > 1 else ""
     if claim.interval is None:
-        comparison = f"{comparison} only by an estimate" if comparison else "it may be slower than float32"
+        comparison = f"{comparison} only by an estimate" if comparison else "it is not shown to be faster than float32"
     return f"{comparison or 'no difference in speed from float32 is settled'}: {describe_speed(timing)}"
 
 
@@ -116,8 +124,16 @@ def describe_lower_accuracy(trial: Trial, better: Trial) -> str:
 
 def describe_interval(assessment: Assessment) -> str:
     """Write the interval of a loss. If it covers the whole scale, nothing is known; return ""."""
+    low, high = assessment.low, assessment.high
+    if high - low >= 1:
+        return ""
+    # Of two losses, neither needs a word.
     return (
-        ""
-        if assessment.high - assessment.low >= 1
-        else f" ({format_points(assessment.low)} to {format_points(assessment.high)})"
+        f" ({format_points(low)} to {format_points(high)})"
+        if low >= 0
+        else (
+            f" ({describe_drop(low)} to {describe_drop(high)})".replace("gains", "a gain of").replace(
+                "loses", "a loss of"
+            )
+        )
     )

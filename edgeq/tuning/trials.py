@@ -287,11 +287,11 @@ class Trials:
         return sorted(self.alive(), key=lambda t: (t.accuracy_key, self.cost(t)))
 
     def mark_pareto(self) -> None:
-        """Set `pareto` to True in every trial that was measured on all samples, unless another trial is at least as
-        good in latency and loss, and better in one of them.
+        """Set `pareto` to True in every trial that was measured on all samples and not eliminated, unless another trial
+        is at least as good in latency and loss, and better in one of them.
         """
         # A loss on part of the samples would put a merely lucky candidate on the front.
-        measured = [t for t in self if t.assessment and t.assessment.complete and t.timing]
+        measured = [t for t in self if t.status != "eliminated" and t.assessment and t.assessment.complete and t.timing]
         lowest_loss = float("inf")
         for trial in sorted(measured, key=lambda t: (t.latency, t.accuracy_key)):
             if trial.loss < lowest_loss:

@@ -8,6 +8,7 @@ from edgeq.hardware.target import Target
 from edgeq.tuning.comparison import judge_accuracy, judge_speed
 from edgeq.tuning.goal import DOUBTFUL, MET, MISSED, Goal
 from edgeq.tuning.sentences import (
+    describe_drop,
     describe_interval,
     describe_loss,
     describe_simulated_loss,
@@ -33,7 +34,7 @@ def describe_doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         return ()
     if judge_accuracy(winner, goal) == DOUBTFUL:
         lines.append(
-            f"accuracy in doubt: it loses {format_points(assessment.drop)} on these {assessment.samples} samples; "
+            f"accuracy in doubt: it {describe_drop(assessment.drop)} on these {assessment.samples} samples; "
             f"on many others it may lose up to {format_points(assessment.bound)}"
         )
     if judge_speed(winner, goal) == DOUBTFUL:
@@ -61,7 +62,7 @@ def describe_verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     else:
         assessment = winner.final_assessment
         assert assessment is not None
-        loss = f"it loses {format_points(assessment.drop)}{describe_interval(assessment)}, by {assessment.basis}"
+        loss = f"it {describe_drop(assessment.drop)}{describe_interval(assessment)}, by {assessment.basis}"
         lines = [] if is_goal_met(outcome, goal) else [f"goal missed: {missed_goal}; {winner.name} comes closest"]
         lines += [
             f"{winner.name} runs at {describe_speed(winner.timing, of='float32') or 'a speed that is not known'}",

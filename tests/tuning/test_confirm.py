@@ -28,7 +28,10 @@ def test_the_first_candidate_that_holds_in_the_simulator_is_chosen() -> None:
     outcome = run(evaluator, "a", "b")
     assert outcome.chosen == "a"
     assert simulations(evaluator) == ["a"]
-    assert "loses 0.40 points in the simulator (-0.60 points to 1.40 points), 24 samples" in outcome.trial("a").reason
+    assert (
+        "loses 0.40 points in the simulator (a gain of 0.60 points to a loss of 1.40 points), 24 samples"
+        in outcome.trial("a").reason
+    )
     assert outcome.trial("b").reason == "not simulated: a keeps the accuracy and costs no more"
     assert outcome.trial("b").status == "qualified"
 

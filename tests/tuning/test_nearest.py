@@ -200,7 +200,7 @@ def test_an_unquantized_form_is_not_the_nearest_while_there_is_one_in_int8() -> 
         ),
         (
             Claim(reason=BUSY, likely=(1.2, 0.9, 1.5)),
-            "it may be slower than float32: about 1.20 times its speed (estimated, 0.90 to 1.50)",
+            "it is not shown to be faster than float32: about 1.20 times its speed (estimated, 0.90 to 1.50)",
         ),
         (Claim(reason=BUSY), f"its speed is not known: {BUSY}"),
     ],
