@@ -205,12 +205,14 @@ def quantize_command(
 
 
 def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
+    from edgeq.util.numbers import size
+
     scheme, speed = result.scheme, result.proof.speed
     # What is better than the result comes first, or nobody reads it.
     if speed is not None and speed.alternative is not None:
         yield styled(f"faster: {speed.alternative.sentence}", "yellow")
     yield f"{result.output}: {scheme.title} for {result.target.title}"
-    yield f"size {result.bytes_int8 / 1e6:.2f} MB, {result.bytes_int8 / result.bytes_float:.2f} of float32"
+    yield f"size {size(result.bytes_int8)}, {result.bytes_int8 / result.bytes_float:.2f} of float32"
     yield from draw_proof(result.proof, verbose=verbose)
     if result.decision is not None:
         yield from draw_decision(result.decision, verbose=verbose)
@@ -284,13 +286,14 @@ def package_command(printer: Printer, engines: tuple[str, ...], **options: Any) 
 
 def _package_lines(result: Packaged, *, verbose: bool) -> Lines:
     from edgeq.measure.checks import summarise
+    from edgeq.util.numbers import size
 
     drawn: dict[tuple[Path, str], str] = {}
     for name, variant in result.variants.items():
         artifact = variant.built.artifact
         engine = f" in {artifact.plugin.name}" if artifact.plugin is not None else ""
-        size = f"{variant.bytes / 1e6:.2f} MB, onnxruntime {variant.min_onnxruntime} or newer"
-        yield styled(f"{name}: {artifact.scheme.title}{engine}, {size}", "bold")
+        needs = f"onnxruntime {variant.min_onnxruntime} or newer"
+        yield styled(f"{name}: {artifact.scheme.title}{engine}, {size(variant.bytes)}, {needs}", "bold")
         if (artifact.model, engine) in drawn:
             yield f"  the same model as {drawn[artifact.model, engine]}"
         else:
@@ -481,14 +484,16 @@ def _draw_verdict(record: Mapping[str, Any], *, verbose: bool) -> Lines:
 def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     from edgeq_device.measure.claim import Claim
 
+    from edgeq.util.numbers import size
+
     yield from _draw_verdict(record, verbose=verbose)
     # The ratio and the milliseconds of a row come from the same runs. Two rows may come from different series of runs.
-    heads = ("", "times float32", "interval, milliseconds", "points lost", "at most", "MB", "")
+    heads = ("", "times float32", "interval, milliseconds", "points lost", "at most", "size", "")
     rows = []
     float32 = record["float32"]
     if timing := float32["timing"]:
         latency = f"{timing['latency']['p50_ms']:.3g} ms"
-        rows.append(("float32", "1.00", latency, "0.00", "", f"{float32['bytes'] / 1e6:.2f}", ""))
+        rows.append(("float32", "1.00", latency, "0.00", "", size(float32["bytes"]), ""))
     roles = {name: f"runner-up in {engine}" for engine, name in record["runners_up"].items()}
     names = {record["chosen"], *roles}
     shown = [c for c in record["candidates"] if c["name"] in names or (verbose and c["pareto"])]
@@ -498,9 +503,8 @@ def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
         times = f"{claim.interval[0]:.2f}" if claim.interval else f"about {about[0]:.2f}" if about else "not known"
         accuracy = candidate["accuracy"]
         losses = (f"{100 * accuracy[name]:.2f}" if accuracy else "" for name in ("drop", "bound"))
-        size = f"{candidate['screening']['bytes'] / 1e6:.2f}"
         role = roles.get(candidate["name"], candidate["status"])
-        rows.append((candidate["name"], times, claim.figures(), *losses, size, role))
+        rows.append((candidate["name"], times, claim.figures(), *losses, size(candidate["screening"]["bytes"]), role))
     yield table(heads, rows)
     lost = [c for c in record["candidates"] if c["status"] != "chosen"]
     if verbose:

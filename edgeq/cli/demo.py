@@ -48,7 +48,7 @@ def _demo_lines(result: Demonstration, *, verbose: bool) -> Lines:
     from edgeq_device.bundle.verify import report_lines
 
     from edgeq.measure.latency import read_speed
-    from edgeq.util.numbers import share
+    from edgeq.util.numbers import share, size
 
     machine, match = result.machine, result.match
     yield f"machine   {machine.cpu_name or 'unknown CPU'}, {machine.usable_threads} threads"
@@ -59,8 +59,8 @@ def _demo_lines(result: Demonstration, *, verbose: bool) -> Lines:
     rows = []
     for row in result.rows:
         latency = (f"{value:.3f}" for value in (row.p50_ms, row.p90_ms, row.p99_ms))
-        rows.append((row.name, *latency, f"{row.bytes / 1e3:.0f}", share(row.top1, 2), share(row.int8_mac_share)))
-    yield table(("", "p50 ms", "p90 ms", "p99 ms", "size kB", "top-1", "int8 MACs"), rows)
+        rows.append((row.name, *latency, size(row.bytes), share(row.top1, 2), share(row.int8_mac_share)))
+    yield table(("", "p50 ms", "p90 ms", "p99 ms", "size", "top-1", "int8 MACs"), rows)
     name = next(n for n in result.measurement.report["models"] if n != result.rows[0].name)
     yield read_speed(result.measurement, name).sentence("int8", "float32")
     yield from (f"note: {note}" for note in result.measurement.notes)

@@ -219,9 +219,11 @@ def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ..
 
 
 def _show(report: ModelReport, *, verbose: bool) -> Lines:
+    from edgeq.util.numbers import size
+
     opsets = ", ".join(f"{domain} {version}" for domain, version in report.opsets.items())
-    yield f"{report.path}  {_size(report.bytes)}, {opsets}, IR {report.ir_version}, {report.producer}"
-    yield (f"{_number(report.parameters)} parameters ({_size(report.parameter_bytes)}), {_number(report.macs)} MACs")
+    yield f"{report.path}  {size(report.bytes)}, {opsets}, IR {report.ir_version}, {report.producer}"
+    yield (f"{_number(report.parameters)} parameters ({size(report.parameter_bytes)}), {_number(report.macs)} MACs")
     for title, specs in (("input", report.signature.inputs), ("output", report.signature.outputs)):
         for spec in specs:
             yield f"{title}  {spec}"
@@ -290,11 +292,6 @@ def _show_refused(prediction: TargetPrediction) -> Lines:
 def _number(value: int) -> str:
     units = (("G", 9), ("M", 6), ("k", 3))
     return next((f"{value / 10**n:.2f} {unit}" for unit, n in units if value >= 10**n), str(value))
-
-
-def _size(value: int) -> str:
-    units = (("GiB", 30), ("MiB", 20), ("KiB", 10))
-    return next((f"{value / 2**n:.1f} {unit}" for unit, n in units if value >= 2**n), f"{value} B")
 
 
 @command("debug")

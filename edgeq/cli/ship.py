@@ -55,12 +55,13 @@ def push_command(printer: Printer, bundle: Path, reference: str) -> None:
     edgeq push dist/ registry.example.com/models/net:1.2
     """
     from edgeq.bundle.transfer import push_bundle
+    from edgeq.util.numbers import size
 
     pushed = push_bundle(bundle, reference, progress=printer.progress())
     signed = "signed" if pushed.signed else "not signed"
-    size = f"{pushed.bytes / 1e6:.2f} MB, of which {pushed.uploaded / 1e6:.2f} MB were uploaded"
+    sizes = f"{size(pushed.bytes)}, of which {size(pushed.uploaded)} were uploaded"
     fill_next(reference=pushed.reference, trust="KEY.pub" if pushed.signed else None)
-    printer.lines(pushed, [f"{pushed.files} files, {signed}, {size}", pushed.reference])
+    printer.lines(pushed, [f"{pushed.files} files, {signed}, {sizes}", pushed.reference])
 
 
 @command("pull")

@@ -72,7 +72,7 @@ def build_record(run: Run, evaluator: LocalEvaluator, searched: Searched, elapse
             "accuracy": evaluator.float_metrics(),
             "timing": baseline,
             "threads": threads,
-            "bytes": model_bytes(job.prepared.path),
+            "bytes": model_bytes(job.source),
         },
         **fields,
         **({} if run.clock is None else {"boards": plain(run.clock.record())}),
