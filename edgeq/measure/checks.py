@@ -46,10 +46,18 @@ def keep_strongest(checks: Iterable[ArtifactCheck]) -> tuple[ArtifactCheck, ...]
     return tuple(best.values())
 
 
+# Checks on other kernels prove nothing about the target, and the text says so.
+_WORDS: dict[CheckKind, str] = {
+    "native": "on the target's kernels",
+    "emulated": "on the target's kernels in an emulator",
+    "modelled": "by a model of the target",
+    "none": "only on other kernels",
+}
+
+
 def summarise(checks: Iterable[ArtifactCheck]) -> str:
     """Return the checks, grouped by kind, in one line."""
     by_kind: dict[str, list[str]] = {}
     for check in checks:
-        # Checks on other kernels prove nothing about the target, and the text says so.
-        by_kind.setdefault("not on its kernels" if check.kind == "none" else check.kind, []).append(check.name)
+        by_kind.setdefault(_WORDS[check.kind], []).append(check.name)
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items())

@@ -22,4 +22,4 @@ def test_the_check_nearest_to_the_hardware_counts() -> None:
 
 def test_in_one_line() -> None:
     checks = [ArtifactCheck("load", "native"), ArtifactCheck("accuracy", "none"), ArtifactCheck("self-test", "native")]
-    assert summarise(checks) == "native: load, self-test; not on its kernels: accuracy"
+    assert summarise(checks) == "on the target's kernels: load, self-test; only on other kernels: accuracy"
