@@ -500,7 +500,8 @@ def _values(histogram: Histogram) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
 
 _PLOT = 96.0
 _STRIP = 17.0
-_BOTTOM = 22.0
+_TOP = 20.0
+_BOTTOM = 40.0
 _BOLD = 1.12
 """The factor by which bold text is wider. The name of the chosen method is bold."""
 
@@ -518,7 +519,7 @@ def histogram_chart(tensor: TensorHistogram, width: float) -> Markup:
     # Long names of methods must leave most of the width to the plot.
     margin = min(names * _BOLD + 8, width * 0.35) if tensor.thresholds else 8.0
     xs = Scale(low, high, margin, width - 10.0)
-    base = 8.0 + _PLOT
+    base = _TOP + _PLOT
     height = base + _BOTTOM + _STRIP * len(tensor.thresholds)
     spans = [(tensor.edges[0], tensor.edges[-1]), *((t.low, t.high) for t in tensor.thresholds)]
     full_span, *spans_text = (f"{significant(start)} to {significant(end)}" for start, end in spans)
@@ -527,7 +528,8 @@ def histogram_chart(tensor: TensorHistogram, width: float) -> Markup:
         width,
         height,
         f"Histogram of {figures.shorten(tensor.tensor, 200)} from {full_span}. {ranges}",
-        x_axis(xs, base, 8.0, "", limit=6),
+        x_axis(xs, base, _TOP, "value", limit=6),
+        label(0, EM, "count (log)", class_="title"),
         tag("path", d=_bars(tensor, xs, base), class_="area base"),
         _chosen_range(tensor, xs, base),
         join(_strip(tensor, i, xs, base + _BOTTOM + _STRIP * (i + 0.5), margin) for i in range(len(tensor.thresholds))),
@@ -554,8 +556,8 @@ def _chosen_range(tensor: TensorHistogram, xs: Scale, base: float) -> Markup:
             low, high = xs(threshold.low), xs(threshold.high)
             for x, width in ((xs.start, low - xs.start), (high, xs.end - high)):
                 if width > 0.5:
-                    parts.append(tag("rect", x=x, y=8.0, width=width, height=base - 8.0, class_="outside"))
-            parts += [tag("line", x1=x, x2=x, y1=4, y2=base, class_="threshold") for x in (low, high)]
+                    parts.append(tag("rect", x=x, y=_TOP, width=width, height=_PLOT, class_="outside"))
+            parts += [tag("line", x1=x, x2=x, y1=_TOP - 4, y2=base, class_="threshold") for x in (low, high)]
     return join(parts)
 
 

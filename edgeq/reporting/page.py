@@ -295,7 +295,7 @@ def layers_view(variant: VariantRecord) -> dict[str, Any] | None:
             " ".join(f"⟨exclude⟩ {shlex.quote(layer.name)}" for layer in _made_slower(layers)[:_NAMED])
         ),
         "folded": "" if len(layers) == len(worst) else every if len(layers) <= _TABLE_LAYERS else full_title,
-        "low_db": _LOW_DB,
+        "low_db": -math.inf if variant.healthy else _LOW_DB,
     }
 
 

@@ -234,7 +234,16 @@ class VariantRecord:
         """Return the variant's layers in execution order, and the time of conversions between float and int8 in
         microseconds.
         """
-        return layer_rows(self.layers, self.kernels)
+        layers = self.layers
+        # In a model that is close to float32, the layers that lose most lose little, so none needs to be mended.
+        return layer_rows(replace(layers, error_sources=()) if layers and self.healthy else layers, self.kernels)
+
+    @property
+    def healthy(self) -> bool:
+        """Return whether the outputs follow float32's closely and no accuracy is lost."""
+        primary = self.primary
+        is_close = self.worst_db is not None and self.worst_db >= HEALTHY_DB
+        return is_close and (primary is None or _accuracy_tone(self, primary, None) == "good")
 
 
 @dataclass(frozen=True)
@@ -393,7 +402,8 @@ def verdict_of(data: ReportData, variant: VariantRecord | None) -> ReportVerdict
     # Size and coverage have no limit here, so they cannot make a verdict bad.
     slow, *poor_figures = (figure is not None and figure.tone == "bad" for figure in (speed, accuracy, agreement))
     poor = any(poor_figures)
-    warnings = variant.warnings[:20]
+    unproven = claim is not None and claim.estimated is not None
+    warnings = (*variant.warnings[:20], *([f"the speed is unproven: {claim.reason}"] if claim and unproven else []))
     # A green verdict would make readers skip the warnings.
     tone: Tone = "neutral" if warnings else "good"
     status, sentence = "Result", f"The int8 model {_join_phrases(parts)}."
@@ -471,7 +481,7 @@ def _speed_figure(claim: Claim | None) -> Figure | None:
         return None
     about = claim.estimated
     if about is not None:
-        return Figure("Speed", f"about {times(about[0])}", f"unproven: {claim.figures()}; {claim.reason}")
+        return Figure("Speed", f"about {times(about[0])}", f"unproven: {claim.figures()}")
     if claim.interval is None:
         return Figure("Speed", "not measurable", claim.reason or f"only {claim.pairs} pairs of runs")
     tone: Tone = "good" if claim.verdict == FASTER else "bad" if claim.verdict == SLOWER else "neutral"

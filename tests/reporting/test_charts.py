@@ -198,7 +198,7 @@ def test_histogram_draws_each_threshold_and_shades_what_is_clipped() -> None:
 def test_a_rare_value_is_seen() -> None:
     tensor = TensorHistogram("t", (0.0, 1.0, 2.0, 3.0), (1e9, 0.0, 1.0), ())
     area = by_class(parsed(histogram_chart(tensor, 360)), "area")[0].get("d", "")
-    heights = [104 - float(v) for v in re.findall(r"V([\d.]+)H", area)]
+    heights = [116 - float(v) for v in re.findall(r"V([\d.]+)H", area)]
     assert len(heights) == 2
     assert min(heights) >= 1.4
     assert histogram_chart(TensorHistogram("t", (0.0, 1.0), (0.0,), ()), 360) == ""

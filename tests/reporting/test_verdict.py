@@ -75,7 +75,8 @@ def test_an_estimate_is_called_unproven() -> None:
     found = verdict(bench=bench)
     assert (found.tone, found.status) == ("neutral", "Speed unproven")
     assert found.figures[0].value == "about 2.00×"
-    assert found.figures[0].note == "unproven: estimated, 1.50 to 2.60; the machine was busy"
+    assert found.figures[0].note == "unproven: estimated, 1.50 to 2.60"
+    assert found.warnings[-1] == "the speed is unproven: the machine was busy"
     assert "runs at about 2.00× the speed of float32, estimated and unproven" in found.sentence
 
 
