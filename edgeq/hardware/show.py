@@ -9,6 +9,7 @@ from edgeq_device.system.gpus import format_capability
 
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import EngineState, list_wrong_kernels
+from edgeq.hardware.measured import load_reports
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
 from edgeq.run.engines import find_only_engine, load_engines
@@ -120,7 +121,9 @@ def list_targets(targets: Mapping[str, Target]) -> Page:
 
 
 def describe_target(target: Target, *, why: bool) -> Page:
-    """Return one target: the facts known about the device, then its profile with the target's overrides."""
+    """Return one target: the facts known about the device, what was measured on such boards, and its profile with the
+    target's overrides.
+    """
     rows = [
         ("title", target.title),
         ("architecture", target.architecture),
@@ -128,6 +131,8 @@ def describe_target(target: Target, *, why: bool) -> Page:
     ]
     tables = (("runtime", target.runtime), ("device", target.device), ("systolic", target.systolic))
     rows += [(title, _format_value(table)) for title, table in tables]
+    reports = [report for report in load_reports() if report.target == target.name]
+    rows += [("measured", line) for report in reports for line in report.lines()]
     _, profile_lines = describe_profile(target.profile, why=why)
     lines = [
         target.name,
@@ -136,7 +141,7 @@ def describe_target(target: Target, *, why: bool) -> Page:
         f"profile {profile_lines[0]}",
         *profile_lines[1:],
     ]
-    return plain(target), lines
+    return {**plain(target), "measured": plain(reports)}, lines
 
 
 def _describe_scheme(profile: Profile, *, why: bool) -> list[str]:
