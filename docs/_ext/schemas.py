@@ -100,6 +100,17 @@ class Steps(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(lines))
 
 
+class MeasuredBoards(SphinxDirective):
+    """Insert the table of the reports in targets/measured."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the nodes; Sphinx calls this."""
+        from edgeq.hardware.measured import draw_table, load_reports
+        from edgeq.util.folders import shipped
+
+        return self.parse_text_to_nodes("\n".join(draw_table(load_reports((shipped("targets"),)))))
+
+
 class PublicInterface(SphinxDirective):
     """Insert every public name with its docstring, within `{eval-rst}`."""
 
@@ -121,5 +132,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the directives to Sphinx."""
     app.add_directive("schema", Schema)
     app.add_directive("preprocessing-steps", Steps)
+    app.add_directive("measured-boards", MeasuredBoards)
     app.add_directive("public-interface", PublicInterface)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -9,14 +9,16 @@ import click
 
 from edgeq.cli._common import Printer, command
 from edgeq.cli._next import fill_next
-from edgeq.cli._options import PATH, board_of, complete_board
+from edgeq.cli._options import FORCE, OUTPUT, PATH, board_of, complete_board, complete_target
 
 BOARD = click.argument("board", metavar="BOARD", shell_complete=complete_board)
 
 
 @click.group("device")
 def device_command() -> None:
-    """List boards, prepare a board over SSH, remove edgeq's files from a board, or make emulated machines."""
+    """List boards, prepare a board over SSH, report what it measures, remove edgeq's files from it, or make emulated
+    machines.
+    """
 
 
 @command("list", within=device_command)
@@ -54,6 +56,48 @@ def clean_board(printer: Printer, board: str) -> None:
 
     removal = clean(board_of(board))
     printer.lines(removal, removal.lines())
+
+
+@command("report", within=device_command)
+@BOARD
+@click.argument("bundle", type=PATH, required=False)
+@click.option(
+    "-o",
+    "--output",
+    type=OUTPUT,
+    default="board-report.json",
+    show_default=True,
+    metavar="FILE.json",
+    help="Path of the report.",
+)
+@click.option(
+    "-t",
+    "--target",
+    shell_complete=complete_target,
+    help="Target that the board is, or a profile. [default: by the board's name, else its profile]",
+)
+@click.option("--duration", type=float, metavar="S", help="Minimum time for each model, in seconds. [default: 2]")
+@FORCE
+def report_on_board(printer: Printer, board: str, duration: float | None, **options: Any) -> None:
+    """Check and time edgeq's demo model on BOARD, and BUNDLE if you give one, and write the figures to a file.
+
+    The file has figures, versions and names of hardware, but no names of users or machines, addresses, paths or serial
+    numbers.
+
+    \b
+    edgeq device report ssh://pi@10.0.0.5
+    edgeq device report pi5 dist/ -o pi5.json
+    """
+    from edgeq_device.measure.bench_settings import parse_settings
+
+    from edgeq.jobs.board_report import report_board
+    from edgeq.util.device_errors import device_errors
+
+    with device_errors():
+        settings = parse_settings(duration=duration)
+    reported = report_board(board_of(board), settings=settings, progress=printer.progress(), **options)
+    printer.lines(reported, reported.lines())
+    reported.check()
 
 
 @click.group("emulate")

@@ -127,11 +127,18 @@ class _Described:
 
 @dataclass(frozen=True)
 class Description:
-    """Describe a board: its machine, its engines, and its state."""
+    """Describe a board: its machine, its engines, and its state.
+
+    Attributes:
+        modules: versions of numpy and onnxruntime in the Python that edgeq uses there.
+        compatible: names of the board and of its chip in the device tree, the most exact one first.
+    """
 
     machine: Machine
     engines: Mapping[str, Installed]
     state: BoardState
+    modules: Mapping[str, str] = field(default_factory=dict)
+    compatible: tuple[str, ...] = ()
 
 
 def describe_board(session: BoardSession) -> Description:
@@ -150,7 +157,8 @@ def describe_board(session: BoardSession) -> Description:
         problem = f"{session.board.name}: its system files are not valid ({link.shorten(error)})"
         raise BoardError(problem) from error
     engines = {name: Installed(engine.version, engine.problem) for name, engine in reported.engines.items()}
-    return Description(machine, engines, reported.state)
+    compatible = reported.files.get("proc/device-tree/compatible", "").split()
+    return Description(machine, engines, reported.state, session.hello.modules, tuple(compatible))
 
 
 def record_board(session: BoardSession, initial: Description, final: Description | None = None) -> dict[str, Any]:

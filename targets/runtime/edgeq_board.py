@@ -31,7 +31,8 @@ LONGEST_LINE = 1 << 24
 _LOOK_S = 1.0
 # Files that describe the board and the limits of its processes. edgeq/hardware/detect.py reads their contents.
 _GROUP_FILES = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max", "memory.limit_in_bytes")
-_FILES = ("proc/meminfo", "proc/self/cgroup", "proc/device-tree/model")
+_FILES = ("proc/meminfo", "proc/self/cgroup")
+_TREE_FILES = ("proc/device-tree/model", "proc/device-tree/compatible")
 _CACHE_FILES = ("level", "type", "size")
 
 
@@ -391,6 +392,10 @@ def _read_system_files(read_text):
     root = Path("/")
     for name in _FILES:
         yield name, read_text(root / name)
+    for name in _TREE_FILES:
+        # A zero byte ends each text of the device tree. The workstation would show it as an escape.
+        text = read_text(root / name)
+        yield name, text and text.replace("\0", "\n")
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         for name in _CACHE_FILES:
             yield str((index / name).relative_to(root)), read_text(index / name)

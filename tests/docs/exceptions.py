@@ -113,6 +113,8 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq tune model.onnx --data calib/ --on ssh://pi@10.0.0.5 -o for-the-board/": SSH,
     "edgeq gate new.edgeq --baseline old.edgeq --on ssh://pi@10.0.0.5": SSH,
     "edgeq gate new.edgeq --baseline baseline.edgeq --on ssh://pi@10.0.0.5": SSH,
+    "edgeq device report ssh://pi@10.0.0.5": SSH,
+    "edgeq device report ssh://pi@10.0.0.5 -o raspberry-pi-5.json": SSH,
     "edgeq device clean ssh://pi@10.0.0.5": SSH,
     "edgeq bench dist/ --on fleet.toml": SSH,
     "edgeq bench dist/ --on fleet.toml --json > fleet.json": SSH,

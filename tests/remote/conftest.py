@@ -72,11 +72,11 @@ class FakeBoard:
         script.chmod(0o755)
 
     def patched(self, statement: str) -> None:
-        """Make the board's Python run `statement` before edgeq's program."""
+        """Make the board's Python run `statement` before edgeq's program, but not before a bundle's own runner."""
         first = self.path / "first.py"
         start = "sys.argv = sys.argv[3:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
         first.write_text(f"import sys, runpy\n{statement}\n{start}")
-        self.python(f'exec {sys.executable} {first} "$@"')
+        self.python(f'case "$1" in -I) exec {sys.executable} {first} "$@";; *) exec {sys.executable} "$@";; esac')
 
     def cut(self) -> None:
         """Kill the process of every link to the board."""
