@@ -29,6 +29,8 @@ _CONVOLUTIONS = (
     (3, 32, 24, 3, 2, 1), (8, 8, 16, 1, 1, 1), (16, 9, 33, 3, 1, 1), (64, 8, 64, 1, 1, 1), (16, 8, 16, 3, 1, 16),
     (8, 8, 12, 3, 1, 2),
 )  # fmt: skip
+# The padding of the height and of the width, which a kernel may take for one number.
+_PADDINGS = {"": ((0, 0), (1, 1)), " with uneven padding": ((0, 1), (1, 0), (1, 2))}
 _INTEGER = ("MatMulInteger", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat", "ConvInteger", "QLinearConv")
 _CONTRIB = frozenset({"QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulNBits", "QLinearAdd"})
 
@@ -104,6 +106,14 @@ def write_answers(folder: Path) -> None:
             model.add("QLinearAdd", x, _cut(total, kind), [one, zero, y, one, zero, one, zero])
         model.save(folder / f"answer QLinearAdd {_SHORT[kind]}.onnx")
 
+    for suffix, paddings in _PADDINGS.items():
+        model = _Model()
+        for height, width in paddings:
+            x, w = (rng.integers(-8, 8, shape).astype(np.float32) for shape in ((1, 16, 10, 12), (32, 16, 3, 3)))
+            padded = np.pad(x, ((0, 0), (0, 0), (height, height), (width, width)))
+            model.add("Conv", x, _convolution(padded, w, 1, 1, pad=False), [w], pads=[height, width] * 2)
+        model.save(folder / f"answer Conv f32{suffix}.onnx")
+
 
 def _values(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Array:
     levels = np.iinfo(kind)
@@ -154,9 +164,9 @@ def _integer(model: _Model, op: str, operands: tuple[Array, Array, Array, Array]
     model.add(op, x, answer, list(constants), **attributes)
 
 
-def _convolution(x: Array, w: Array, stride: int, groups: int) -> Array:
+def _convolution(x: Array, w: Array, stride: int, groups: int, *, pad: bool = True) -> Array:
     kernel = w.shape[2]
-    padded = np.pad(x, ((0, 0), (0, 0), *[(kernel // 2,) * 2] * 2))
+    padded = np.pad(x, ((0, 0), (0, 0), *[(kernel // 2,) * 2] * 2)) if pad else x
     view = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
     parts = [
         np.einsum("ncijkl,ockl->noij", part, weights)

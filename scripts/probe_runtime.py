@@ -9,6 +9,9 @@ they occur. Without versions, the script probes the onnxruntime of this interpre
 `--models DIR` only writes the models. `--inside DIR` only loads them, and needs only onnxruntime and numpy. So it also
 works on a device or under emulation (`qemu-aarch64 ... python probe_runtime.py --inside DIR`). Add the JSON that it
 prints to the results with `--add ARCHITECTURE=FILE`.
+
+`--known-wrong` prints which entries of targets/onnxruntime/known_wrong.toml a release mends, and which entries cannot
+be tried on this machine. With `--inside DIR`, it also works on a device or under emulation.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,12 @@ _LAST_NUMPY_1 = (1, 18)
 _IRS, _OPSETS = range(7, 16), range(11, 30)
 _PAIRS = (("uint8", "uint8"), ("uint8", "int8"), ("int8", "int8"), ("int8", "uint8"))
 _SHORT = {"uint8": "u8", "int8": "s8", "uint16": "u16", "int16": "s16", "uint4": "u4", "int4": "s4"}
+# The models that contain a kind of integer product, as edgeq_device names it.
+_OPERATORS = {
+    "Conv": ("ConvInteger", "QLinearConv"),
+    "MatMul": ("MatMulInteger", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat"),
+}
+_RUNTIME = Path(__file__).resolve().parents[1] / "targets" / "runtime"
 _UNARY = ("QLinearSigmoid", "QLinearLeakyRelu", "QLinearGlobalAveragePool", "QLinearAveragePool", "QLinearSoftmax")
 
 
@@ -42,25 +52,80 @@ def main() -> None:
         metavar="ARCHITECTURE=FILE",
         help="add a JSON file of --inside to the results",
     )
+    parser.add_argument("--known-wrong", action="store_true", help="try the entries of known_wrong.toml")
     given = parser.parse_args()
     if given.inside is not None:
-        print(json.dumps(load_all(given.inside)))
+        found = load_all(given.inside)
+        print("\n".join(judge_entries([found])) if given.known_wrong else json.dumps(found))
         return
     if given.models is not None:
         write_models(given.models)
         return
-    found = []
+    results = []
     with tempfile.TemporaryDirectory(prefix="edgeq-probe-") as name:
         folder = Path(name)
         write_models(folder / "models")
         for version in given.versions:
-            found.append((_architecture(), _probe(version, folder)))
+            results.append((_architecture(), _probe(version, folder)))
         if not given.versions:
-            found.append((_architecture(), load_all(folder / "models")))
+            results.append((_architecture(), load_all(folder / "models")))
+    if given.known_wrong:
+        print("\n".join(judge_entries([found for _, found in results])))
+        return
     for entry in given.add:
         architecture, _, file = entry.partition("=")
-        found.append((architecture, json.loads(Path(file).read_text())))
-    print(as_toml(found))
+        results.append((architecture, json.loads(Path(file).read_text())))
+    print(as_toml(results))
+
+
+def judge_entries(runs: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each entry of known_wrong.toml: whether the releases of `runs` still have the fault on this
+    machine, or why it cannot be tried here.
+    """
+    if str(_RUNTIME) not in sys.path:
+        sys.path.insert(0, str(_RUNTIME))
+    from edgeq_device.engines.catalog import load_wrong_kernels
+    from edgeq_device.system.features import read_features
+
+    architecture, features = read_features()
+    for row in load_wrong_kernels():
+        lacks = [row.architecture] if row.architecture != architecture else []
+        lacks += [feature for feature in row.features if feature not in features]
+        has = [feature for feature in row.without if feature in features]
+        if lacks or has:
+            reason = f"needs {' and '.join(lacks)}" if lacks else f"needs a CPU without {' and '.join(has)}"
+            yield f"{row.source}: cannot be tried here: {reason}"
+        else:
+            yield f"{row.source}: {_judge_entry(row, runs)}"
+
+
+def _judge_entry(row: Any, runs: list[dict[str, Any]]) -> str:
+    names = [name for kind in row.products for name in _list_models(kind)]
+    wrong = {}
+    for run in sorted(runs, key=lambda run: _key(run[""])):
+        # An older release may not load a model. It then gives no answer to judge.
+        answers = [run[name] for name in names if isinstance(run.get(name), list)]
+        if answers:
+            wrong[run[""]] = any(answers)
+    if not wrong:
+        return "cannot be tried here: no release loads a model with these products"
+    *_, newest = wrong
+    faulty = [version for version, fault in wrong.items() if fault]
+    mended = next((version for version in wrong if faulty and _key(version) > _key(faulty[-1])), row.before or newest)
+    verdict = "still wrong" if wrong[newest] else f"mended in {mended}"
+    results = ", ".join(f"{version} {'wrong' if fault else 'right'}" for version, fault in wrong.items())
+    other = [version for version, fault in wrong.items() if row.in_release(version) != fault]
+    advice = f"; the table's `since` or `before` is wrong for {', '.join(other)}" if other else ""
+    return f"{verdict} ({results}){advice}"
+
+
+def _list_models(kind: str) -> list[str]:
+    """Return the models that contain a kind of product, such as "MatMul s8s8 with -128"."""
+    operator, types, *special = kind.split(" ", 2)
+    if types == "f32":
+        return [f"answer {kind}"]
+    suffix = " extreme" if special == ["with -128"] else ""
+    return [f"answer {name} {types}{suffix}" for name in _OPERATORS[operator]]
 
 
 def load_all(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Name the kinds of integer products in a model, by which releases with wrong kernels are known."""
+"""Name the kinds of integer products in a model, and of float products that some release computes wrongly. Releases
+with wrong kernels are known by these names.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ from edgeq.model.graph import (
 _SHORT = {ir.DataType.UINT8: "u8", ir.DataType.INT8: "s8"}
 SMALLEST_SUFFIX = " with -128"
 """Suffix of a kind of product. It means that at least one weight has the smallest value of its type."""
+UNEVEN = "Conv f32 with uneven padding"
+"""Kind of a float convolution over two axes that are padded by different amounts."""
 
 
 def integer_products(model: ir.Model) -> tuple[str, ...]:
     """Return the kinds of integer products in a model, each once. Examples are "Conv u8s8" (types of activation and
     weight), "MatMul s8s8 with -128" and "MatMulNBits 4 asymmetric level 4" (accuracy level 4). For Q/DQ models, these
-    are the kinds that a runtime can create by fusion.
+    are the kinds that a runtime can create by fusion. `UNEVEN` is the only kind of float product.
     """
     return tuple(dict.fromkeys(kind for node in every_node(model) for kind in _kinds(node)))
 
@@ -42,6 +46,17 @@ def _kinds(node: ir.Node) -> Iterator[str]:
             values = constant(weight_integers[0])
             if weight == "s8" and values is not None and values.min(initial=0) == np.iinfo(np.int8).min:
                 yield kind + SMALLEST_SUFFIX
+        elif row.mac_rule == "conv" and _is_uneven(node):
+            yield UNEVEN
+
+
+def _is_uneven(node: ir.Node) -> bool:
+    """Return whether a Conv without groups pads two axes by different amounts, each axis by the same at both ends."""
+    match tuple(node.attributes.get_ints("pads", ())):
+        case (top, left, bottom, right):
+            groups = node.attributes.get_int("group", 1)
+            return groups == 1 and (top, left) == (bottom, right) and top != left
+    return False
 
 
 def integers(node: ir.Node, place: int) -> tuple[ir.Value | None, ...]:

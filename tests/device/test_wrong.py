@@ -46,3 +46,9 @@ def test_cores_with_dot_products_are_not_concerned() -> None:
     kinds = {kind for row in find_wrong_kernels("1.24", "arm64", {"asimd"}) for kind in row.products}
     assert "MatMul s8s8 with -128" in kinds
     assert not find_wrong_kernels("1.24", "arm64", {"asimd", "asimddp"})
+
+
+@pytest.mark.parametrize(("runtime", "fits"), [("1.26.0", True), ("1.27.0", False), ("1.28.0", True)])
+def test_a_float_fault_rejects_only_its_release(runtime: str, fits: bool) -> None:
+    float_variant = variant("float", architecture="arm64", info={"products": ["Conv f32 with uneven padding"]})
+    assert judge(float_variant, device("sme", "arm64", runtime)).fits is fits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeq.model.integer_products import integer_products
+from edgeq.model.integer_products import UNEVEN, integer_products
 from tests.graphs import model
 
 NET = """net (float[1,3] x) => (float[1,2] y) <float s = {{0.5}}, uint8 z = {{3}}, {kind}[3,2] w = {{{values}}},
@@ -32,3 +32,18 @@ def test_integer_operators_and_floats() -> None:
     net = """net (uint8[1,1,2,2] x, float[1,2] f) => (int32[1,1,2,2] y, float[1,2] g)
         <int8[1,1,1,1] w = {-128}, float[2,2] v = {1, 2, 3, 4}> { y = ConvInteger (x, w)  g = MatMul (f, v) }"""
     assert integer_products(model(net)) == ("Conv u8s8", "Conv u8s8 with -128")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ("pads = [0, 1, 0, 1]", (UNEVEN,)),
+        ("pads = [1, 1, 1, 1]", ()),
+        ("pads = [0, 1, 1, 0]", ()),
+        ("pads = [0, 1, 0, 1], group = 2", ()),
+    ],
+)
+def test_a_float_convolution_counts_if_its_padding_is_uneven(attributes: str, expected: tuple[str, ...]) -> None:
+    net = f"""net (float[1,2,4,4] x) => (float[1,2,M,N] y) <float[2,2,1,1] w = {{1, 2, 3, 4}}> {{
+        y = Conv <{attributes}> (x, w) }}"""
+    assert integer_products(model(net)) == expected
