@@ -633,6 +633,21 @@ def _read_report_file(path: Path) -> None:
 layer("reports", _reports, mutate=of_json, cases=500)(_read_report_file)
 
 
+def _board_reports(folder: Path) -> None:
+    from tests.hardware.test_measured import REPORT
+
+    (folder / "a.json").write_text(json.dumps(REPORT))
+
+
+@layer("board-reports", _board_reports, mutate=of_json, cases=3000)
+def _read_board_report(path: Path) -> None:
+    from edgeq.hardware.measured import draw_table, read_report
+
+    report = read_report(path)
+    draw_table([report])
+    list(report.lines())
+
+
 def _journals(folder: Path) -> None:
     lines = [
         {"format": "edgeq-tuning-journal/2", "settings": {"model": "a", "goal": "speed"}},

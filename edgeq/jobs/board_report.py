@@ -8,7 +8,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,9 @@ def _describe_bundle(name: str, check: BoardVerified, timing: Measurement | None
         figures = {model: timing.latency(model) for model in timing.models}
         latency = {as_label(m): Percentiles(f["p50_ms"], f["p90_ms"], f["p99_ms"]) for m, f in figures.items()}
         variant = next((model for model in figures if model != FLOAT), "")
-        speedup = read_speed(timing, variant) if variant and FLOAT in figures else None
+        if variant and FLOAT in figures:
+            claim = read_speed(timing, variant)
+            speedup = replace(claim, reason=as_label(claim.reason))
     return MeasuredBundle(
         as_label(name),
         check.verification.manifest_sha256,
