@@ -89,7 +89,7 @@ def report_board(
             profile that fits the board, and names the target that is called like the board.
 
     Raises:
-        UsageError: `bundle` is not a bundle.
+        UsageError: `bundle` is not a bundle, or `target` is another architecture than the board.
         OutputError: the output exists, or cannot be written.
         BoardError: the board cannot be used.
         EdgeqError: the demo model cannot be built for the target.
@@ -99,7 +99,13 @@ def report_board(
         raise UsageError(f"{bundle} is not a bundle", "Make one with `edgeq package`")
     initial = detect_board(board)
     profile = match_profile(initial.machine, load_profiles()).profile.name
-    named = resolve(target).name if target is not None else _find_target(initial.machine.board) or profile
+    named = _find_target(initial.machine.board) or profile
+    if target is not None:
+        given, architecture = resolve(target), initial.machine.architecture
+        if given.architecture not in ("any", architecture):
+            problem = f"{board.name} is {architecture}, but {given.name} is {given.architecture}"
+            raise UsageError(problem, "Name the target that the board is, or leave ⟨target⟩ out")
+        named = given.name
     verified, bundles, state = [], [], initial.state
     with scratch_folder("edgeq-report-") as folder:
         demo_bundle = Path(folder) / "demo"

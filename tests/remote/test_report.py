@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from edgeq_device.system.features import read_features
 
 from edgeq.cli import group
 from edgeq.hardware.measured import read_report
@@ -56,3 +57,32 @@ def test_a_report_has_the_figures_and_nothing_personal(
     again = CliRunner().invoke(group, words)
     assert again.exit_code != 0
     assert "--force" in again.stderr
+
+
+def test_another_architecture_is_refused(board: FakeBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = "raspberry-pi-5" if read_features()[0] == "x86_64" else "haswell"
+    ran = CliRunner().invoke(group, ("device", "report", board.address, "-t", other))
+    assert ran.exit_code == 2
+    assert f"but {other} is" in ran.stderr
+    assert list(tmp_path.glob("*.json")) == []
+
+
+@pytest.mark.slow
+def test_a_failed_self_test_is_reported(board: FakeBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "import runpy, sys, onnxruntime\n"
+        "session = onnxruntime.InferenceSession\n"
+        "run = session.run\n"
+        "session.run = lambda self, *a: [value + 1 for value in run(self, *a)]\n"
+        "sys.argv = sys.argv[2:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    board.python(f'case "$1" in -I) exec {sys.executable} "$@";; *) exec {sys.executable} {wrong} "$@";; esac')
+    ran = CliRunner().invoke(group, ("device", "report", board.address))
+    assert ran.exit_code == 10
+    (entry,) = read_report(Path("board-report.json")).bundles
+    assert (entry.passed, entry.latency, entry.variants[0].status) == (False, {}, "failed")
+    assert f"{entry.name}: the self-test does not pass" in ran.stdout
