@@ -17,6 +17,7 @@ from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.system.places import scratch_folder
 
 from edgeq import __version__, demo
+from edgeq.bundle.verify import open_checked
 from edgeq.data.open_source import Data
 from edgeq.emulate.check import VerifyRequest
 from edgeq.errors import UsageError
@@ -89,14 +90,19 @@ def report_board(
             profile that fits the board, and names the target that is called like the board.
 
     Raises:
+        BundleError: `bundle` is damaged.
         UsageError: `bundle` is not a bundle, or `target` is another architecture than the board.
         OutputError: the output exists, or cannot be written.
         BoardError: the board cannot be used.
         EdgeqError: the demo model cannot be built for the target.
     """
     check_free(output, force=force)
-    if bundle is not None and not is_bundle(bundle):
-        raise UsageError(f"{bundle} is not a bundle", "Make one with `edgeq package`")
+    if bundle is not None:
+        if not is_bundle(bundle):
+            raise UsageError(f"{bundle} is not a bundle", "Make one with `edgeq package`")
+        # A damaged bundle is refused before the board spends minutes on the demo model.
+        with open_checked(bundle):
+            pass
     initial = detect_board(board)
     profile = match_profile(initial.machine, load_profiles()).profile.name
     named = _find_target(initial.machine.board) or profile
