@@ -15,7 +15,7 @@ from typing import Any
 import click
 from edgeq_device.system.relay import hide_passwords
 
-from edgeq.cli import COMMANDS
+from edgeq.cli import FILES
 from edgeq.errors import EdgeqError, UsageError, suggest
 from edgeq.util.record_files import toml_table
 from edgeq.util.records import parse
@@ -46,7 +46,7 @@ def typed_names(context: click.Context) -> list[str]:
     while context.parent is not None:
         names.insert(0, str(context.info_name))
         context = context.parent
-    return names[1:] if len(names) > 1 and names[1] in COMMANDS else names
+    return names[1:] if len(names) > 1 and names[1] in FILES.get(names[0], ()) else names
 
 
 def recipe_text(context: click.Context) -> str:
