@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -78,6 +79,26 @@ SHOWN = {
     "Prove": ("infer", "verify", "bench", "eval", "compare", "explain"),
     "Machines and delivery": ("info", "device", "ship"),
 }
+
+
+def _print_skill(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    """Print the text of skill.md and end the command."""
+    if wanted:
+        click.echo((Path(__file__).parent.parent / "skill.md").read_text("utf-8"), nl=False)
+        ctx.exit()
+
+
+OPTIONS = {
+    "info": click.Option(
+        ["--skill"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_print_skill,
+        help="Print instructions for coding agents: what to type, exit codes, JSON keys.",
+    )
+}
+"""Group → its own option."""
 _ALSO = "Start with `edgeq demo`. More commands: run RECIPE.toml, retarget, gate, emit-c. Every command has --help."
 
 
@@ -104,7 +125,12 @@ class _LazyGroup(click.Group):
         if cmd_name not in self.names:
             return None
         if cmd_name in GROUPS:
-            return _LazyGroup(name=cmd_name, help=GROUPS[cmd_name], sections={"Commands": FILES[cmd_name]})
+            return _LazyGroup(
+                name=cmd_name,
+                help=GROUPS[cmd_name],
+                sections={"Commands": FILES[cmd_name]},
+                params=[option] if (option := OPTIONS.get(cmd_name)) else [],
+            )
         file = next(file for file, commands in FILES.items() if cmd_name in commands)
         command = getattr(importlib.import_module(f"edgeq.cli.{file}"), f"{cmd_name.replace('-', '_')}_command")
         assert isinstance(command, click.Command)
