@@ -38,7 +38,7 @@ class Case:
     Attributes:
         options: model, data and options of `edgeq quantize`, in the folder of the data. SPECS stands for
             benchmarks/specs.
-        targets: targets that the model is quantized for.
+        targets: targets that the model is quantized for, each with the options that only this target needs.
     """
 
     title: str
@@ -58,7 +58,7 @@ class Measured:
 
     Attributes:
         interval: 95 % interval of the loss over many other samples, from the same samples in float32 and in int8.
-        repaired: whether edgeq repaired the first build. It chooses among the repairs by the same samples.
+        repaired: whether edgeq tried to repair the first build. It chooses among the builds by the same samples.
         int8_macs: share of the multiply-accumulates that run in int8.
         profile: profile of the hardware; for this-machine, that of the machine that measured.
     """
@@ -127,7 +127,7 @@ def measure(name: str, case: Case, target: str) -> Measured:
     """Quantize a case for a target, and return its figures."""
     options = shlex.split(case.command(target).replace("SPECS", str(BENCHMARKS / "specs")))[1:]
     with tempfile.TemporaryDirectory() as folder:
-        output = f"{folder}/int8{file_suffix(resolve(target))}"
+        output = f"{folder}/int8{file_suffix(resolve(target.partition(' ')[0]))}"
         command = [sys.executable, "-P", "-m", "edgeq", *options, "-o", output, "--json"]
         done = subprocess.run(command, cwd=required_data(), stdout=subprocess.PIPE, text=True, check=True)
     result = json.loads(done.stdout)
@@ -161,7 +161,7 @@ def _section(name: str, case: Case) -> str:
         ("edgeq's target", "float32", "int8", "loss", "95 % interval of the loss", "MACs in int8", "measured"),
         (
             (
-                f"`{row.target}`, profile `{row.profile}`{', repaired' if row.repaired else ''}",
+                f"`{row.target}`, profile `{row.profile}`{', repair tried' if row.repaired else ''}",
                 *_figures(100 * row.float32, 100 * row.int8),
                 " to ".join(f"{100 * value:.2f}" for value in row.interval),
                 f"{100 * row.int8_macs:.0f} %",
