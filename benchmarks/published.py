@@ -164,7 +164,7 @@ def _section(name: str, case: Case) -> str:
                 f"`{row.target}`, profile `{row.profile}`{', repair tried' if row.repaired else ''}",
                 *(f"{100 * value:.2f}" for value in (row.float32, row.int8, row.float32 - row.int8)),
                 " to ".join(f"{100 * value:.2f}" for value in row.interval),
-                f"{100 * row.int8_macs:.0f} %",
+                f"{100 * row.int8_macs:.3g} %",
                 f"{row.date}, commit {row.commit}, {row.samples} samples",
             )
             for row in measured()
