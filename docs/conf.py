@@ -18,7 +18,16 @@ author = "edgeq contributors"
 copyright = "edgeq contributors"
 release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "schemas", "offline"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "commands",
+    "schemas",
+    "wrapping",
+    "offline",
+]
 exclude_patterns = ["_build"]
 
 myst_heading_anchors = 4
@@ -33,7 +42,14 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 smartquotes = False
 
+# A button copies what a user types: commands without their prompt and output. `text` blocks are outputs and formats.
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
+copybutton_prompt_text = "$ "
+copybutton_line_continuation_character = "\\"
+
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"edgeq {release}"
 html_show_copyright = False
 html_copy_source = False
