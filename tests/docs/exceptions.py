@@ -36,7 +36,7 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq package model.onnx --data calib/ --engine openvino -o dist/": ENGINE,
     "python -m pip uninstall onnxruntime && python -m pip install onnxruntime-gpu[cuda,cudnn]": INDEX,
     "pip install .[cpu,litert]": INDEX,
-    "pip install .[cpu,litert] ethos-u-vela": INDEX,
+    "pip install .[cpu,litert,ethos-u]": INDEX,
     "edgeq bench int8.onnx --engine onnxruntime --engine litert": LITERT,
     "edgeq package model.onnx --data calib/ --engine litert -o dist/": LITERT,
     "edgeq quantize model.onnx --data calib/ -t android-xnnpack -o model.tflite": LITERT,

@@ -22,6 +22,7 @@ from tests.docs.blocks import LANGUAGES, REPOSITORY, Block, blocks, pages, spans
 from tests.docs.exceptions import NOT_RUN
 
 SHARDS = 4
+EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
 PLACEHOLDER = re.compile(r"[…|]|\.\.\.")
 
 
@@ -103,8 +104,7 @@ def test_listed_commands_exist(line: str) -> None:
         if words[0] == "scripts/benchmark":
             assert (REPOSITORY / "benchmarks" / f"{words[1]}.py").is_file()
     elif words[:2] == ["pip", "install"]:
-        extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-        assert {name for found in re.findall(r"\[(.*)\]", line) for name in found.split(",")} <= set(extras)
+        assert {name for found in re.findall(r"\[(.*)\]", line) for name in found.split(",")} <= EXTRAS.keys()
 
 
 def test_commands_in_the_text_exist() -> None:
@@ -118,6 +118,11 @@ def test_commands_in_the_text_exist() -> None:
                 if problem:
                     wrong.append(f"{page.relative_to(REPOSITORY)}:{line}: `{span}`: {problem}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_install_page_lists_every_extra_for_users() -> None:
+    listed = re.findall(r"^\| `([\w-]+)` \|", (REPOSITORY / "docs" / "install.md").read_text("utf-8"), re.MULTILINE)
+    assert set(listed) == EXTRAS.keys() - {"docs", "dev"}
 
 
 def test_every_page_is_in_the_index() -> None:
