@@ -9,7 +9,7 @@ from edgeq.cli import COMMANDS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = (REPOSITORY / "README.md").read_text("utf-8")
-BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+BLOCKS = re.findall(r"```(?:sh|console)\n(.*?)```", README, re.DOTALL)
 
 
 def test_the_two_commands_come_first() -> None:
@@ -17,7 +17,7 @@ def test_the_two_commands_come_first() -> None:
 
 
 def test_commands_exist() -> None:
-    shown = set(re.findall(r"^edgeq ([a-z]+)", "\n".join(BLOCKS), re.MULTILINE))
+    shown = set(re.findall(r"^(?:\$ )?edgeq ([a-z]+)", "\n".join(BLOCKS), re.MULTILINE))
     assert shown
     assert shown <= set(COMMANDS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -14,6 +15,20 @@ from markdown_it.token import Token
 REPOSITORY = Path(__file__).resolve().parents[2]
 LANGUAGES = ("sh", "console", "python", "toml", "json", "js", "text")
 """`console` holds commands after "$ " and what they print; `text` is output, a formula or a format."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Hold a command line.
+
+    Attributes:
+        line: number of its first line in the page.
+        shown: the output that the page shows below it; empty if the page shows none.
+    """
+
+    line: int
+    text: str
+    shown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,21 +52,22 @@ class Block:
         found = re.match(r"# ([\w./-]+\.\w+)\n", self.text)
         return found[1] if found and self.language in ("python", "toml", "json") else None
 
-    def commands(self) -> Iterator[tuple[int, str]]:
-        """Yield the line number and the text of each command, with continued lines joined and comments left out."""
+    def commands(self) -> Iterator[Command]:
+        """Yield each command, with continued lines joined and comments left out, and the output that is shown below."""
+        lines = self.text.splitlines()
+        starts = [number for number, line in enumerate(lines) if self.language != "console" or line.startswith("$ ")]
         held, began = "", 0
-        for number, line in enumerate(self.text.splitlines(), self.line):
-            if self.language == "console":
-                if not line.startswith("$ ") and not held:
-                    continue
-                line = line.removeprefix("$ ")
-            began = began if held else number
-            held += line
-            if held.endswith("\\"):
-                held = held[:-1]
+        for number, after in itertools.pairwise([*starts, len(lines)]):
+            if not held:
+                began = number
+            end = number
+            while lines[end].endswith("\\") and end + 1 < after:
+                end += 1
+            held += "".join(line.removesuffix("\\") for line in lines[number : end + 1]).removeprefix("$ ")
+            if lines[end].endswith("\\"):
                 continue
             if shlex.split(held, comments=True):
-                yield began, held
+                yield Command(self.line + began, held, tuple(lines[end + 1 : after]))
             held = ""
 
 

@@ -126,3 +126,6 @@ NOT_RUN: Mapping[str, str] = {
     "from edgeq.compat import YoloV3DataReader, YoloV3Evaluator": "needs 5000 images: tests/compat/test_detector.py",
 }
 """Line, or first line of a Python block → why it cannot be run here."""
+
+NOT_COMPARED: Mapping[str, str] = {}
+"""Line → why the output on the page differs from that of a run with a stand-in."""

@@ -29,9 +29,10 @@ from click.testing import CliRunner
 
 from edgeq.cli import group
 from edgeq.errors import CheckFailedError, GoalNotMetError
-from tests.docs.blocks import REPOSITORY, Block, blocks, pages
-from tests.docs.exceptions import NOT_RUN
+from tests.docs.blocks import REPOSITORY, Block, Command, blocks, pages
+from tests.docs.exceptions import NOT_COMPARED, NOT_RUN
 from tests.docs.plugin import install_as_a_package
+from tests.docs.printed import find_difference
 from tests.docs.stand_ins import STAND_INS
 from tests.docs.toml_readers import read_by_one
 from tests.one_thread import one_thread
@@ -67,12 +68,12 @@ class PageRun:
         if block.text.partition("\n")[0] in NOT_RUN and block.language == "python":
             return
         if block.language in ("sh", "console"):
-            for line, command in block.commands():
-                began = _cpu()
-                with _named(f"{block.page}:{line}: {command.strip()}"):
+            for command in block.commands():
+                began, place = _cpu(), f"{block.page}:{command.line}: {command.text.strip()}"
+                with _named(place):
                     self.command(command)
                 if _cpu() - began > SLOW_S:
-                    print(f"{block.page}:{line}: {_cpu() - began:.1f} s of CPU: {command.strip()}")
+                    print(f"{place}: {_cpu() - began:.1f} s of CPU")
             return
         with _named(f"{block.page}:{block.line}: {block.language} block"):
             if block.file:
@@ -106,12 +107,13 @@ class PageRun:
             else:
                 exec(compile(tree, f"{block.page}:{block.line}", "exec"), self.names)
 
-    def command(self, text: str) -> None:
-        """Run one command line."""
-        line = " ".join(shlex.split(text, comments=True))
+    def command(self, command: Command) -> None:
+        """Run one command line, and compare its output with the page's."""
+        text, words = command.text, shlex.split(command.text, comments=True)
+        line = " ".join(words)
         if line in NOT_RUN:
             return
-        words = shlex.split(text, comments=True)
+        output = ""
         for before, word in zip(["", *words], words, strict=False):
             if before not in OUTPUTS:
                 self.provide(word)
@@ -123,14 +125,21 @@ class PageRun:
             met = (words[1] == "tune" and ran.exit_code == GoalNotMetError.exit_code) or (
                 {"--min-speedup", "run"} & set(words) and ran.exit_code == CheckFailedError.exit_code
             )
-            _done(0 if met else ran.exit_code, ran.output, ran.exception)
+            output = ran.output
+            _done(0 if met else ran.exit_code, output, ran.exception)
         elif words[:2] == ["python", "-m"] and words[2].startswith("edgeq."):
             _module(words[2], words[3:])
         else:
             done = subprocess.run(
                 ["bash", "-c", text], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=300
             )
-            _done(done.returncode, done.stdout + done.stderr, None)
+            output = done.stdout + done.stderr
+            _done(done.returncode, output, None)
+        if command.shown and line not in NOT_COMPARED:
+            # Only the demo model is the one that the page is about; the others are stand-ins.
+            difference = find_difference(command.shown, output, numbers=Path(self.folder, "digits").exists())
+            if difference:
+                raise FailedError(difference)
 
     def provide(self, word: str) -> None:
         """Put the stand-in called `word` into the page's folder, if there is one and the folder does not contain it."""

@@ -18,7 +18,7 @@ from edgeq.cli import group
 from edgeq.emulate.cache import home
 from edgeq.emulate.routes import FOLDER
 from edgeq.errors import UsageError
-from tests.docs.blocks import LANGUAGES, REPOSITORY, Block, blocks, pages, spans
+from tests.docs.blocks import LANGUAGES, REPOSITORY, Block, Command, blocks, pages, spans
 from tests.docs.exceptions import NOT_RUN
 
 SHARDS = 4
@@ -29,11 +29,11 @@ PLACEHOLDER = re.compile(r"[…|]|\.\.\.")
 def typed() -> set[str]:
     """Return every command line of the pages, split into words, and the first line of every Python block."""
     found = {block.text.partition("\n")[0] for page in pages() for block in blocks(page) if block.language == "python"}
-    lines = (command for page in pages() for block in blocks(page) for _, command in _commands(block))
-    return found | {" ".join(shlex.split(line, comments=True)) for line in lines}
+    commands = (command for page in pages() for block in blocks(page) for command in _commands(block))
+    return found | {" ".join(shlex.split(command.text, comments=True)) for command in commands}
 
 
-def _commands(block: Block) -> Iterable[tuple[int, str]]:
+def _commands(block: Block) -> Iterable[Command]:
     return block.commands() if block.language in ("sh", "console") else ()
 
 
