@@ -137,7 +137,7 @@ class PageRun:
             _done(done.returncode, output, None)
         if command.shown and line not in NOT_COMPARED:
             # Only the demo model is the one that the page is about; the others are stand-ins.
-            difference = find_difference(command.shown, output, numbers=Path(self.folder, "digits").exists())
+            difference = find_difference(command.shown, output, numbers="digits" in text)
             if difference:
                 raise FailedError(difference)
 

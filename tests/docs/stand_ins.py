@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import edgeq
+from edgeq.jobs.demo import write_files
 from tests.graphs import proto
 
 COLOURS = np.array([[200, 40, 40], [40, 180, 60], [50, 60, 210], [128, 128, 128]], np.uint8)
@@ -220,6 +221,20 @@ def tuning_record(folder: Path) -> None:
     (folder / "tuning.json").write_text('{"schema": "edgeq.tuning/1", "model": {"name": "model"}, "candidates": []}')
 
 
+def digits(folder: Path) -> None:
+    """Write the demo model, its samples, and the model in int8."""
+    samples, model, _ = write_files(folder / "digits")
+    edgeq.quantize(model, edgeq.Data(samples), folder / "digits" / "int8.onnx", timed=False)
+
+
+def digits_bundle(folder: Path) -> None:
+    """Write the demo model as a bundle for this machine."""
+    digits(folder)
+    samples = edgeq.Data(folder / "digits" / "calibration.npz")
+    archive = folder / "digits.edgeq"
+    edgeq.package(folder / "digits" / "model.onnx", samples, archive, targets=["this-machine"], with_float=True, timed=False)
+
+
 def sources(folder: Path) -> tuple[Path, Path]:
     """Write the classifier and its samples, and return their paths."""
     classifier("model.onnx")(folder)
@@ -310,6 +325,8 @@ STAND_INS: Mapping[str, Maker] = {
     "x.npy": one_input,
     "tuning.json": tuning_record,
     "bundle": bundle("bundle"),
+    "digits": digits,
+    "digits.edgeq": digits_bundle,
     "old.edgeq": bundle("old.edgeq"),
     "new.edgeq": bundle("new.edgeq"),
     "gate.toml": lambda folder: (folder / "gate.toml").write_text("max_slowdown = 0.05\n") and None,
