@@ -14,7 +14,7 @@ from markdown_it.token import Token
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LANGUAGES = ("sh", "console", "python", "toml", "json", "js", "text")
-"""`console` holds commands after "$ " and what they print; `text` is output, a formula or a format."""
+"""`console` holds commands after "$ " and what they print; `text` is a formula, a format, or a part of an output."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,11 @@ DASK = "starts processes of Dask: tests/distributed"
 BOARD = "needs an ARM64 machine: tests/emulate/test_arm64.py does this where there is one"
 SSH = "needs a board: tests/remote does this through a stand-in for ssh, and with sshd where it is installed"
 
+ON_DEVICE = "is typed on a board, in a bundle's folder; other pages run the same in dist/"
+FINDS = "needs a model that finds something in a photo: tests/jobs/test_infer.py"
+YOLO = "needs a model of ultralytics"
+ESP_IDF = "needs ESP-IDF and a chip"
+
 NOT_RUN: Mapping[str, str] = {
     "scripts/quickstart": CHECKOUT,
     "scripts/test": CHECKOUT,
@@ -49,6 +54,26 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq package model.onnx --data calib/ --fix N=1 -t ethos-u55-128 -o npu/": LITERT,
     "edgeq package model.onnx --data calib/ --fix N=1 -t ethos-u55-128 --json | jq .variants[].estimate": LITERT,
     "pip install .[cpu,ncnn]": INDEX,
+    "pip install .[gpu] --extra-index-url NVIDIA_INDEX": INDEX,
+    "edgeq tune digits/model.onnx --data digits/calibration.npz --val digits/validation.npz --task classification "
+    "-o digits-tuned/": "takes a minute, and shows a busy machine: tests/tuning",
+    "edgeq package yolo11n.onnx --data images/ -o dist/": YOLO,
+    "edgeq package yolo11n-seg.onnx --data photos/ -o dist/": YOLO,
+    "edgeq inspect yolo11n-seg.onnx": YOLO,
+    "python dist/edgeq_run.py infer photo.jpg --draw photo.png": FINDS,
+    "python dist/edgeq_run.py infer photo.jpg --draw found.svg": FINDS,
+    "python dist/edgeq_run.py infer photo.jpg --draw found.png": FINDS,
+    "python edgeq_run.py verify": ON_DEVICE,
+    "python edgeq_run.py bench": ON_DEVICE,
+    "cd dist/files/esp32-s3/esp-idf": ESP_IDF,
+    "idf.py set-target esp32s3": ESP_IDF,
+    "idf.py flash monitor | tee serial.txt": ESP_IDF,
+    "edgeq verify dist/ --log serial.txt": ESP_IDF,
+    "edgeq run recipe.toml --allow-code --allow-outputs /srv/bundles": "needs folders outside the recipe's",
+    "edgeq quantize model.onnx --data calib/ --fix N=1 -t cortex-m7 -o m7.tflite": LITERT,
+    "edgeq inspect decoder.onnx -t imx95": LITERT,
+    "edgeq quantize model.onnx --data calib/ -t genio-700 --per-channel -o g700.tflite": LITERT,
+    "edgeq quantize resnet20.onnx --data calib/ -t raspberry-pi-5-ncnn -o resnet20.ncnn": NCNN,
     "edgeq bench model.onnx --engine onnxruntime --engine ncnn": NCNN,
     "edgeq package model.onnx --data calib/ -t raspberry-pi-5-ncnn -o dist/": NCNN,
     "edgeq package model.onnx --data calib/ -t raspberry-pi-5-ncnn --engine ncnn:f16 -o dist/": NCNN,
@@ -127,5 +152,15 @@ NOT_RUN: Mapping[str, str] = {
 }
 """Line, or first line of a Python block → why it cannot be run here."""
 
-NOT_COMPARED: Mapping[str, str] = {}
-"""Line → why the output on the page differs from that of a run with a stand-in."""
+OTHER = "shows another model, which the project does not contain"
+MOBILENET = "shows MobileNet v1 0.25 on images of ImageNet, which the project does not contain"
+
+NOT_COMPARED: Mapping[str, str] = {
+    "edgeq eval model.onnx --data val/ --task classification --count 200 --try-preprocess": MOBILENET,
+    "edgeq eval model.onnx --data val/ --preprocess tf-crop --task classification": MOBILENET,
+    "edgeq quantize model.onnx --data calib/ --val val/ --preprocess tf-crop --task classification --max-drop 1pt "
+    "-o int8.onnx": MOBILENET,
+    "edgeq debug model.onnx int8.onnx --data calib/ --preprocess imagenet": MOBILENET,
+    "edgeq quantize model.onnx --data calib/ --val val/ --task classification --fix N=1 -t esp32-s3 -o s3.onnx": OTHER,
+}
+"""Line → why the output on the page is not that of a run with a stand-in."""

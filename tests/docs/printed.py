@@ -1,9 +1,10 @@
 """Compare the output that a page shows below a command with the output of a run.
 
-A page shows all lines of the output, in order. A line `…` stands for any lines. Two lines are equal if they have the same
-words. The names of profiles and the figures of `edgeq detect` differ between machines, so any two are equal. Sentences on
-speed are left out. Numbers are compared only for the demo model, because all others are stand-ins, and within a tenth
-or `SLACK`, because other kernels round in another way.
+- A page shows all lines of the output, in order. A line `…` stands for any lines.
+- Lines are equal if they have the same words. The names of profiles and the lines of `edgeq detect` differ between
+  machines, so any two are equal. Sentences on speed are left out.
+- Numbers are compared only for the demo model, because the other models are stand-ins. They may differ by a tenth or
+  by `SLACK`, because other kernels round in another way.
 """
 
 from __future__ import annotations

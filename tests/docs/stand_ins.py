@@ -232,7 +232,9 @@ def digits_bundle(folder: Path) -> None:
     digits(folder)
     samples = edgeq.Data(folder / "digits" / "calibration.npz")
     archive = folder / "digits.edgeq"
-    edgeq.package(folder / "digits" / "model.onnx", samples, archive, targets=["this-machine"], with_float=True, timed=False)
+    edgeq.package(
+        folder / "digits" / "model.onnx", samples, archive, targets=["this-machine"], with_float=True, timed=False
+    )
 
 
 def sources(folder: Path) -> tuple[Path, Path]:

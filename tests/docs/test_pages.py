@@ -19,10 +19,11 @@ from edgeq.emulate.cache import home
 from edgeq.emulate.routes import FOLDER
 from edgeq.errors import UsageError
 from tests.docs.blocks import LANGUAGES, REPOSITORY, Block, Command, blocks, pages, spans
-from tests.docs.exceptions import NOT_RUN
+from tests.docs.exceptions import NOT_COMPARED, NOT_RUN
 
 SHARDS = 4
 EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+OUTPUT = re.compile(r"^(\$ |edgeq: |note: |found: |next: |bundle: |against float32: |size \d)", re.MULTILINE)
 PLACEHOLDER = re.compile(r"[…|]|\.\.\.")
 
 
@@ -67,8 +68,14 @@ def test_every_block_says_what_it_is() -> None:
     assert not unknown, f"give these fences one of {LANGUAGES}: {unknown}"
 
 
+def test_outputs_are_below_their_commands() -> None:
+    """Only the outputs in `console` blocks are compared with those of a run."""
+    bare = [f"{b.page}:{b.line}" for p in pages() for b in blocks(p) if b.language == "text" and OUTPUT.search(b.text)]
+    assert not bare, f"show each output as `console`, below its command: {bare}"
+
+
 def test_listed_exceptions_are_on_the_pages() -> None:
-    assert NOT_RUN.keys() - typed() == set()
+    assert {*NOT_RUN, *NOT_COMPARED} - typed() == set()
 
 
 def parsed(words: list[str]) -> str:
