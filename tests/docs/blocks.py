@@ -95,5 +95,10 @@ def spans(page: Path) -> Iterator[tuple[int, str]]:
                 yield (token.map or [0])[0] + 1, child.content
 
 
+def count_words(page: Path) -> int:
+    """Return the number of words outside the blocks."""
+    return sum(len(token.content.split()) for token in _tokens(page) if token.type == "inline")
+
+
 def _tokens(page: Path) -> list[Token]:
     return MarkdownIt().enable("table").parse(page.read_text("utf-8"))

@@ -109,6 +109,7 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq calibrate collect model.onnx --data calib/ --preprocess imagenet -o CAL/ --workers 4": DASK,
     "edgeq eval model.onnx --data val/ --preprocess imagenet --task classification --workers tcp://10.0.0.1:8786": DASK,
     "edgeq package model.onnx --data calib/ --preprocess imagenet --val val/ -o dist/ --workers 4": DASK,
+    "# collect.py": DASK,
     "scripts/benchmark nvidia": MINUTES,
     "scripts/benchmark tune": MINUTES,
     "scripts/benchmark thorough": MINUTES,
@@ -127,6 +128,7 @@ NOT_RUN: Mapping[str, str] = {
     "model_signing sign key dist/ --signature dist/model.sig --private_key build.pem": REFERENCE,
     "edgeq sign dist/ --key build.pem --certificate build.crt --certificate issuer.crt": CERTIFICATES,
     "edgeq verify dist/ --trust root.crt": CERTIFICATES,
+    "edgeq emulate setup arm64 --onnxruntime 1.26.0": "makes an ARM64 machine: tests/emulate/test_arm64.py",
     "edgeq emulate setup arm64": "makes an ARM64 machine from a distribution's packages: tests/emulate/test_arm64.py",
     "edgeq verify dist/ --on raspberry-pi-5 --data val/ --count 100 --task classification --max-drop 0.5pt": BOARD,
     "edgeq detect --on ssh://pi@10.0.0.5": SSH,
@@ -160,7 +162,7 @@ NOT_COMPARED: Mapping[str, str] = {
     "edgeq eval model.onnx --data val/ --preprocess tf-crop --task classification": MOBILENET,
     "edgeq quantize model.onnx --data calib/ --val val/ --preprocess tf-crop --task classification --max-drop 1pt "
     "-o int8.onnx": MOBILENET,
-    "edgeq debug model.onnx int8.onnx --data calib/ --preprocess imagenet": MOBILENET,
+    "edgeq debug model.onnx tensor.onnx --data calib/ --preprocess tf-crop": MOBILENET,
     "edgeq quantize model.onnx --data calib/ --val val/ --task classification --fix N=1 -t esp32-s3 -o s3.onnx": OTHER,
 }
 """Line → why the output on the page is not that of a run with a stand-in."""

@@ -305,7 +305,7 @@ def copied(name: str, maker: Maker, source: str) -> Maker:
 STAND_INS: Mapping[str, Maker] = {
     **{f"{name}.onnx": classifier(f"{name}.onnx") for name in ("model", "float", "m", "infer", "a", "resnet50")},
     "mobilenetv2-7.onnx": classifier("mobilenetv2-7.onnx"),
-    **{f"{name}.onnx": quantized(f"{name}.onnx") for name in ("int8", "quant", "b")},
+    **{f"{name}.onnx": quantized(f"{name}.onnx") for name in ("int8", "tensor", "quant", "b")},
     "qat.onnx": quantized("qat.onnx"),
     "detector.onnx": graph(DETECTOR, "detector.onnx"),
     "yolov3-416.onnx": graph(HEADS, "yolov3-416.onnx"),

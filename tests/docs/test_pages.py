@@ -18,12 +18,15 @@ from edgeq.cli import group
 from edgeq.emulate.cache import home
 from edgeq.emulate.routes import FOLDER
 from edgeq.errors import UsageError
-from tests.docs.blocks import LANGUAGES, REPOSITORY, Block, Command, blocks, pages, spans
+from tests.docs.blocks import LANGUAGES, REPOSITORY, Block, Command, blocks, count_words, pages, spans
 from tests.docs.exceptions import NOT_COMPARED, NOT_RUN
 
 SHARDS = 4
 EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
 OUTPUT = re.compile(r"^(\$ |edgeq: |note: |found: |next: |bundle: |against float32: |size \d)", re.MULTILINE)
+MOST_WORDS = 250
+EXPLANATIONS = {"architecture", "security", "why", "errors", "results"}
+"""Pages to look something up in, next to docs/reference."""
 PLACEHOLDER = re.compile(r"[…|]|\.\.\.")
 
 
@@ -61,6 +64,17 @@ def test_every_block_does_what_its_page_says(shard: int, tmp_path: Path, masked:
         command, cwd=REPOSITORY, env={**os.environ, **own}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_task_pages_show_examples() -> None:
+    """The pages of tasks have a block for every 250 words."""
+    scarce = {
+        str(page.relative_to(REPOSITORY)): words
+        for page in pages()
+        if page.parent.name != "reference" and page.stem not in EXPLANATIONS
+        if (words := count_words(page) / max(len(blocks(page)), 1)) > MOST_WORDS
+    }
+    assert not scarce, f"put an example in, or cut words: {scarce}"
 
 
 def test_every_block_says_what_it_is() -> None:
