@@ -7,6 +7,7 @@ the command's parser, scripts and benchmarks by their existence, extras of `pip 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 CHECKOUT = "makes an environment in the checkout, from a package index; CI runs it"
 INDEX = "installs from a package index"
@@ -70,9 +71,9 @@ NOT_RUN: Mapping[str, str] = {
     "idf.py flash monitor | tee serial.txt": ESP_IDF,
     "edgeq verify dist/ --log serial.txt": ESP_IDF,
     "edgeq run recipe.toml --allow-code --allow-outputs /srv/bundles": "needs folders outside the recipe's",
-    "edgeq quantize model.onnx --data calib/ --fix N=1 -t cortex-m7 -o m7.tflite": LITERT,
+    "edgeq quantize digits/model.onnx --data digits/calibration.npz --fix N=1 -t cortex-m7 -o m7.tflite": LITERT,
     "edgeq inspect decoder.onnx -t imx95": LITERT,
-    "edgeq quantize model.onnx --data calib/ -t genio-700 --per-channel -o g700.tflite": LITERT,
+    "edgeq quantize digits/model.onnx --data digits/calibration.npz -t genio-700 --per-channel -o g700.tflite": LITERT,
     "edgeq quantize resnet20.onnx --data calib/ -t raspberry-pi-5-ncnn -o resnet20.ncnn": NCNN,
     "edgeq bench model.onnx --engine onnxruntime --engine ncnn": NCNN,
     "edgeq package model.onnx --data calib/ -t raspberry-pi-5-ncnn -o dist/": NCNN,
@@ -153,6 +154,16 @@ NOT_RUN: Mapping[str, str] = {
     "from edgeq.compat import YoloV3DataReader, YoloV3Evaluator": "needs 5000 images: tests/compat/test_detector.py",
 }
 """Line, or first line of a Python block → why it cannot be run here."""
+
+PACKAGES = {LITERT: ("ai_edge_litert", "tflite_micro")}
+"""Reason → the packages with which the lines run nevertheless."""
+
+
+def is_left_out(line: str) -> bool:
+    """Return whether a line is not run here."""
+    packages = PACKAGES.get(NOT_RUN.get(line, ""), ())
+    return line in NOT_RUN and not (packages and all(map(find_spec, packages)))
+
 
 OTHER = "shows another model, which the project does not contain"
 MOBILENET = "shows MobileNet v1 0.25 on images of ImageNet, which the project does not contain"

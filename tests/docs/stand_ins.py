@@ -69,6 +69,12 @@ BOXES = """boxes (float[1,3,416,416] images) => (float[1,1,6] rows) <float[1,1,6
     nothing = Sub(mean, mean)
     rows = Add(one, nothing)
 }"""
+DECODER = """decoder (float[N,4,8,8] codes) => (float[N,4,24,24] pictures)
+    <float[4,4,1,1] w, float[4] scales = {1, 1, 3, 3}> {
+    [mix] h = Conv(codes, w)
+    [grow] pictures = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric",
+        nearest_mode = "floor">(h, , scales)
+}"""
 SPEECH = """speech (float[N,T,257] spectrum) => (float[N,T,8] scores) <float[257,64] w, float[64,8] v> {
     [up] a = MatMul(spectrum, w)
     [relu] b = Relu(a)
@@ -322,6 +328,7 @@ STAND_INS: Mapping[str, Maker] = {
     **{name: bundle(name) for name in ("dist", "tuned", "model.edgeq")},
     "zoo/resnet50": images("zoo/resnet50"),
     "models": zoo,
+    "decoder.onnx": graph(DECODER, "decoder.onnx"),
     "boxes.onnx": graph(BOXES, "boxes.onnx"),
     "pcm.npz": recordings,
     "x.npy": one_input,
