@@ -165,7 +165,6 @@ def is_left_out(line: str) -> bool:
     return line in NOT_RUN and not (packages and all(map(find_spec, packages)))
 
 
-OTHER = "shows another model, which the project does not contain"
 MOBILENET = "shows MobileNet v1 0.25 on images of ImageNet, which the project does not contain"
 
 NOT_COMPARED: Mapping[str, str] = {
@@ -174,6 +173,5 @@ NOT_COMPARED: Mapping[str, str] = {
     "edgeq quantize model.onnx --data calib/ --val val/ --preprocess tf-crop --task classification --max-drop 1pt "
     "-o int8.onnx": MOBILENET,
     "edgeq debug model.onnx tensor.onnx --data calib/ --preprocess tf-crop": MOBILENET,
-    "edgeq quantize model.onnx --data calib/ --val val/ --task classification --fix N=1 -t esp32-s3 -o s3.onnx": OTHER,
 }
 """Line → why the output on the page is not that of a run with a stand-in."""
