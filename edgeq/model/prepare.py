@@ -39,6 +39,7 @@ from edgeq.model.load import check_valid, data_folder, is_quantized, load_model,
 from edgeq.model.names import name_nodes, separate_names
 from edgeq.model.opset import raise_opset
 from edgeq.model.pools import write_global_pools
+from edgeq.model.scaler import write_scalers
 from edgeq.model.shapes import describe, unknown_shapes, write_shapes
 from edgeq.model.sizes import fix_sizes
 from edgeq.model.skeleton import proto_skeleton
@@ -172,7 +173,7 @@ def prepare_model(
     2. Remove Constant nodes and dead code, and widen 16-bit floats to float32.
     3. Remove Identity and Dropout. Fold BatchNormalization, and products and sums with constants, into layers. Merge
        convolutions that read the same tensor if their results are added. Replace hard sigmoids by one operator,
-       means over images by GlobalAveragePool, and Einsum by products.
+       means over images by GlobalAveragePool, Einsum by products, and Scaler by a difference and a product.
     4. Run ONNX Runtime's basic optimisation.
     5. Bring Gemm into a form that can be quantized, and join strided slices.
     6. Infer shapes and check the model again.
@@ -357,6 +358,8 @@ _EARLY_PASSES = (
     ),
     Pass(write_global_pools, lambda n: f"{_count(n, 'mean')} over whole images written as GlobalAveragePool"),
     Pass(write_hard_sigmoids, lambda n: f"{_count(n, 'hard sigmoid')} written as one operator"),
+    # Last, because the products and sums above are folded into layers.
+    Pass(write_scalers, lambda n: f"{_count(n, 'Scaler')} written as a difference and a product"),
 )
 
 # Passes that run after ONNX Runtime's basic optimisation.
