@@ -87,6 +87,12 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+def installation(page: Path) -> str | None:
+    """Return the `pip install` line of a page of docs/with whose commands need other tools, or None."""
+    first = next((block.text.strip() for block in blocks(page) if block.language == "sh"), "")
+    return first if page.parent.name == "with" and first.startswith("pip install ") else None
+
+
 def spans(page: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and the text of every code span."""
     for token in _tokens(page):

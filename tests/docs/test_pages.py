@@ -18,7 +18,7 @@ from edgeq.cli import group
 from edgeq.emulate.cache import home
 from edgeq.emulate.routes import FOLDER
 from edgeq.errors import UsageError
-from tests.docs.blocks import LANGUAGES, REPOSITORY, Block, Command, blocks, count_words, pages, spans
+from tests.docs.blocks import LANGUAGES, REPOSITORY, Block, Command, blocks, count_words, installation, pages, spans
 from tests.docs.exceptions import NOT_COMPARED, NOT_RUN
 
 SHARDS = 4
@@ -46,7 +46,8 @@ def _commands(block: Block) -> Iterable[Command]:
 def test_every_block_does_what_its_page_says(shard: int, tmp_path: Path, masked: None) -> None:
     """All blocks run with the fast clock, in several processes, without the user's settings or emulated machines.
 
-    They share the masked runtime of all tests, because it takes long to make.
+    They share the masked runtime of all tests, because it takes long to make. test_with_tools.py runs the pages that
+    need other tools.
     """
     if (home() / FOLDER).is_dir():
         (tmp_path / "edgeq" / "emulate").mkdir(parents=True)
@@ -58,7 +59,7 @@ def test_every_block_does_what_its_page_says(shard: int, tmp_path: Path, masked:
         "XDG_CONFIG_HOME": str(tmp_path),
         "XDG_CACHE_HOME": str(tmp_path),
     }
-    names = [str(page.relative_to(REPOSITORY)) for page in pages()[shard::SHARDS]]
+    names = [str(page.relative_to(REPOSITORY)) for page in pages()[shard::SHARDS] if installation(page) is None]
     command = [sys.executable, "-m", "tests.docs.run_pages", *names]
     done = subprocess.run(
         command, cwd=REPOSITORY, env={**os.environ, **own}, capture_output=True, text=True, check=False

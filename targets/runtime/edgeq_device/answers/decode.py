@@ -51,7 +51,8 @@ def decode(
     except NOT_OF_THE_HEAD as error:
         shapes = ", ".join(f"{name} {list(np.shape(array))}" for name, array in outputs.items())
         raise DataError(
-            f"head {head.family} does not fit the outputs {shapes} ({error})", "Read the outputs themselves (--raw)"
+            f"head {head.family} does not fit the outputs {shapes} ({error})",
+            "Give one sample if the file has several, or read the outputs themselves (--raw)",
         ) from error
     size = None if frame is NO_IMAGE else frame.original
     names = head.keypoint_names or family.keypoint_names
