@@ -271,9 +271,11 @@ def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, A
 
 
 def _class_names(job: Job) -> Sequence[str]:
-    """Return the names of the classes, from the samples' labels or from what files state about the model."""
-    names: Sequence[str] = getattr(job.validation, "score_names", ())
-    return names or (job.head.labels if job.head is not None else ())
+    """Return the names of the classes, from the head or else from the samples' labels. The head has those of the user
+    or of the model, whose classes need not be the samples' folders.
+    """
+    names: Sequence[str] = job.head.labels if job.head is not None else ()
+    return names or getattr(job.validation, "score_names", ())
 
 
 def _licence(job: Job) -> dict[str, str]:

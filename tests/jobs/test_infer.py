@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
+import edgeq
 from tests.cli.workspace import Workspace
 from tests.device.detector import bundle, detector
+from tests.docs.stand_ins import sources
 
 STEPS = "resize=model,divide=255,layout=NCHW"
 LINE = "person 0.90  40 60 120 100"
@@ -50,6 +56,20 @@ def test_facts_of_the_file_need_no_option(workspace: Workspace) -> None:
     assert ran.code == 0, ran.err
     (entry,) = json.loads(ran.out)["inputs"]
     assert entry["objects"][0]["name"] == "person"
+
+
+def test_a_single_file_answers_with_the_model_s_own_names(tmp_path: Path) -> None:
+    """The runner in a zip in a zip finds the head. The class folders of the samples name other classes."""
+    source, samples = sources(tmp_path)
+    model = onnx.load(source)
+    names = {"names": "{0: 'red', 1: 'green', 2: 'blue', 3: 'grey'}", "task": "classify", "imgsz": "[224, 224]"}
+    onnx.helper.set_model_props(model, {**names, "description": "Ultralytics YOLO", "stride": "1", "batch": "1"})
+    onnx.save(model, source)
+    edgeq.package(source, edgeq.Data(samples, "imagenet"), tmp_path / "dist.edgeq", timed=False)
+    command = [sys.executable, "dist.edgeq", "infer", "calib/1/picture_1.png"]
+    own = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("green "), done.stderr
 
 
 def test_a_folder_goes_on_after_a_bad_image(workspace: Workspace) -> None:

@@ -197,6 +197,6 @@ def _count_classes(output: TfliteTensor, role: str, name: str) -> int:
 
 
 def _list_labels(head: Head, samples: Samples) -> tuple[str, ...]:
-    labels = tuple(str(label) for label in getattr(samples, "score_names", ()) or head.labels)
+    labels = tuple(str(label) for label in head.labels or getattr(samples, "score_names", ()))
     # Models of TensorFlow have a background class before the others.
     return ("background",) * (int(head.parameters.get("offset", 0)) if labels else 0) + labels

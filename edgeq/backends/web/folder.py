@@ -94,7 +94,7 @@ def _describe_head(head: Head | None, samples: Samples) -> dict[str, Any] | None
     """Return the record of the head with its labels, which a bundle has in labels.txt, or None if there is no head."""
     if head is None:
         return None
-    return {**head.to_dict(), "labels": [str(name) for name in getattr(samples, "score_names", ()) or head.labels]}
+    return {**head.to_dict(), "labels": [str(name) for name in head.labels or getattr(samples, "score_names", ())]}
 
 
 def _record(file: Path) -> dict[str, Any]:

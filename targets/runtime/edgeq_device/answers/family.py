@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Callable, Iterator, Mapping, Optional, Tuple
@@ -104,12 +106,14 @@ def load_family(name: str) -> Family:
     Raises:
         BundleError: this runner has no such family.
     """
-    # The name comes from a bundle, so it is only compared with the names of files.
-    if name not in family_names():
+    # The name comes from a bundle, so it may only be that of a module here. A runner in a zip in a zip cannot list its
+    # modules.
+    module = f"edgeq_device.answers.families.{name.replace('-', '_')}"
+    if not re.fullmatch("[a-z0-9-]+", name) or importlib.util.find_spec(module) is None:
         raise BundleError(
             f"this runner does not know the head {name[:60]!r}", "Use --raw, or the edgeq version that made the bundle"
         )
-    family: Family = importlib.import_module(f"edgeq_device.answers.families.{name.replace('-', '_')}").FAMILY
+    family: Family = importlib.import_module(module).FAMILY
     return family
 
 
