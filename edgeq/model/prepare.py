@@ -28,6 +28,7 @@ from edgeq.model.graph import (
     GraphIndex,
     computed_constants,
     every_node,
+    is_op,
     name_of,
     opset_of,
     random_nodes,
@@ -262,6 +263,7 @@ def _load_named(source: Path, loaded: ir.Model | None, notes: list[str]) -> ir.M
         inline_functions(model, source)
         bare = None
     _refuse_unknown_domains(model, source)
+    _refuse_training(model, source)
     opset = opset_of(model)
     model = raise_opset(model, source)
     if opset_of(model) != opset:
@@ -292,6 +294,16 @@ def _refuse_unknown_domains(model: ir.Model, source: Path) -> None:
             raise ModelError(
                 f"{source}: node {node.name!r} is a {node.op_type!r} of the custom domain {node.domain!r}",
                 "edgeq supports only operators that ONNX Runtime has; export the model without custom operators",
+            )
+
+
+def _refuse_training(model: ir.Model, source: Path) -> None:
+    """Refuse a norm that computes its statistics from the batch, so that samples would depend on each other."""
+    for node in every_node(model):
+        if is_op(node, "BatchNormalization") and node.attributes.get_int("training_mode", 0):
+            raise ModelError(
+                f"{source}: node {node.name!r} is a BatchNormalization in training mode",
+                "Export the model for inference: in PyTorch, call its eval() first",
             )
 
 

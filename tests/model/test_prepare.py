@@ -330,6 +330,13 @@ class TestRefusals:
         with pytest.raises(ModelError, match="quantized already"):
             prepared(tmp_path, proto)
 
+    def test_a_norm_in_training_mode(self, tmp_path: Path) -> None:
+        """Its statistics are those of the batch, so no sample could be judged alone."""
+        norm = node("BatchNormalization", ["x", "s", "b", "b", "s"], ["y", "mean", "var"], name="n", training_mode=1)
+        given = model([norm], {"x": [2, 4, 8, 8]}, weights={"s": np.ones(4, np.float32), "b": np.zeros(4, np.float32)})
+        with pytest.raises(ModelError, match="'n' is a BatchNormalization in training mode"):
+            prepared(tmp_path, given)
+
     def test_custom_operators(self, tmp_path: Path) -> None:
         proto = model([node("Magic", ["x"], ["y"], domain="acme", name="m1")], {"x": [2]}, domains=["acme"])
         with pytest.raises(ModelError, match=r"'m1' is a 'Magic' of the custom domain 'acme'"):
