@@ -22,6 +22,7 @@ COMMANDS = [
     "scripts/docs",
     "scripts/fuzz",
     "scripts/golden",
+    "scripts/with-tools",
     ".ci/run",
 ]
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.docs.blocks import REPOSITORY, blocks, installation, pages
 from tests.docs.stand_ins import STAND_INS
@@ -21,10 +22,7 @@ TOOLS = os.environ.get("EDGEQ_TEST_TOOLS")
 PAGES = {page.stem: page for page in pages() if installation(page)}
 NUMBER = re.compile(r"[-−]?\d+(\.\d+)?")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(TOOLS is None, reason="installs other tools: type scripts/with-tools"),
-]
+pytestmark = pytest.mark.slow
 
 
 def shell(text: str, folder: Path, environment: Path) -> subprocess.CompletedProcess[str]:
@@ -70,7 +68,8 @@ def provide(folder: Path, text: str, environment: Path) -> None:
     for name in sorted(set(re.findall(r"(?<![\w/])(photos|val|model\.onnx|calibration\.npz)\b", text))):
         if not (folder / name).exists():
             STAND_INS[name](folder)
-            (folder / name / "preprocess.toml").unlink(missing_ok=True)
+    for path in folder.glob("*/preprocess.toml"):
+        path.unlink()
 
 
 def shape(line: str) -> str:
@@ -78,6 +77,7 @@ def shape(line: str) -> str:
     return " ".join(NUMBER.sub("0", line).split())
 
 
+@pytest.mark.skipif(TOOLS is None, reason="installs other tools: type scripts/with-tools")
 @pytest.mark.parametrize("name", sorted(PAGES))
 def test_the_page_works_with_its_tools(name: str, tmp_path: Path) -> None:
     """Each block succeeds, and the block of output after it shows lines that it printed."""
@@ -95,3 +95,20 @@ def test_the_page_works_with_its_tools(name: str, tmp_path: Path) -> None:
             shown = [line for line in block.text.splitlines() if line.strip() not in ("", "…")]
             missing = [line for line in shown if shape(line) not in there]
             assert not missing, f"{block.page}:{block.line}: {missing} are not in\n{printed}"
+
+
+def test_the_commands_of_the_workflow_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = REPOSITORY / "docs" / "with" / "github-actions.md"
+    workflow, limits = (b.text for b in blocks(page) if b.text.startswith(("# .github/", "# gate.toml")))
+    for name in ("model.onnx", "calib", "val", "old.edgeq"):
+        STAND_INS[name](tmp_path)
+    (tmp_path / "gate.toml").write_text(limits, "utf-8")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    (job,) = yaml.safe_load(workflow)["jobs"].values()
+    install, *lines = (step["run"] for step in job["steps"] if "run" in step)
+    assert install == "pip install './edgeq-source[cpu]'"
+    for line in lines:
+        done = shell(line, tmp_path, Path(sys.prefix))
+        assert done.returncode == 0, f"{line}\n{done.stdout}"
+    assert "|" in (tmp_path / "summary.md").read_text("utf-8")
+    assert (tmp_path / "gate.xml").is_file()
