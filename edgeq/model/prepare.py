@@ -300,7 +300,7 @@ def _refuse_unknown_domains(model: ir.Model, source: Path) -> None:
 def _refuse_training(model: ir.Model, source: Path) -> None:
     """Refuse a norm that computes its statistics from the batch, so that samples would depend on each other."""
     for node in every_node(model):
-        if is_op(node, "BatchNormalization") and node.attributes.get_int("training_mode", 0):
+        if is_op(node, "BatchNormalization") and node.attributes.get_int("training_mode", 0) == 1:
             raise ModelError(
                 f"{source}: node {node.name!r} is a BatchNormalization in training mode",
                 "Export the model for inference: in PyTorch, call its eval() first",
