@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from edgeq.jobs.quantize import Quantized
     from edgeq.jobs.tune import Tuned
     from edgeq.measure.agreement import Agreement, OutputAgreement
+    from edgeq.measure.coverage import FloatNode
     from edgeq.prove.proof import Proof, Repair
     from edgeq.prove.saturation import Decision
     from edgeq.tuning.clock import RemoteClock
@@ -57,11 +58,7 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
     yield f"int8 coverage {coverage.summary()}"
     if coverage.reason:
         yield f"  not measured: {coverage.reason}"
-    nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
-    for node in nodes if verbose else nodes[:_FLOAT_NODES_SHOWN]:
-        yield f"  {node.precision or 'float'}: {node.name} ({node.op_type}, {node.macs:,} MACs): {node.reason}"
-    if not verbose and len(nodes) > _FLOAT_NODES_SHOWN:
-        yield f"  and {len(nodes) - _FLOAT_NODES_SHOWN} more (-v shows them)"
+    yield from draw_float_nodes(coverage.float_nodes, verbose=verbose)
     in_engine = "" if proof.engine == DEFAULT else f"in {proof.engine}, "
     yield f"{in_engine}against float32: {closeness(agreement)} ({proof.samples} samples)"
     if len(agreement.outputs) > 1:
@@ -97,6 +94,23 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
     if proof.repair is not None and verbose:
         yield from draw_repair(proof.repair)
     yield from (styled(f"warning: {warning}", "yellow") for warning in proof.warnings())
+
+
+def draw_float_nodes(nodes: Sequence[FloatNode], *, verbose: bool) -> Iterator[str]:
+    """Yield lines on the nodes in float, the largest first. Unless `verbose`, nodes of one operator and one reason
+    share a line.
+    """
+    alike: dict[tuple[str, ...], list[FloatNode]] = {}
+    for node in sorted(nodes, key=lambda node: -node.macs):
+        key = (node.precision or "float", node.op_type, node.reason, *([node.name] if verbose else []))
+        alike.setdefault(key, []).append(node)
+    groups = list(alike.values())
+    for group in groups if verbose else groups[:_FLOAT_NODES_SHOWN]:
+        node, macs = group[0], sum(node.macs for node in group)
+        named = f"{node.name} ({node.op_type}" if len(group) == 1 else f"{len(group)} {node.op_type} ({node.name} …"
+        yield f"  {node.precision or 'float'}: {named}, {macs:,} MACs): {node.reason}"
+    if not verbose and (more := sum(map(len, groups[_FLOAT_NODES_SHOWN:]))):
+        yield f"  and {more} more (-v shows them)"
 
 
 def draw_repair(repair: Repair) -> Lines:
