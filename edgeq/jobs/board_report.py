@@ -96,7 +96,7 @@ def report_board(
         BoardError: the board cannot be used.
         EdgeqError: the demo model cannot be built for the target.
     """
-    check_free(output, force=force)
+    check_free(output, force=force, kind="file")
     if bundle is not None:
         if not is_bundle(bundle):
             raise UsageError(f"{bundle} is not a bundle", "Make one with `edgeq package`")

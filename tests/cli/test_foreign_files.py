@@ -33,6 +33,7 @@ FILES = {
     "quantize": ("quantize", *GOOD, "--no-timing"),
     "retarget": ("retarget", "net.onnx"),
     "report": ("report", "absent.edgeq"),
+    "device report": ("device", "report", "ssh://nobody@127.0.0.1:9"),
 }
 
 
