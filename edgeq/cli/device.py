@@ -9,7 +9,7 @@ import click
 
 from edgeq.cli._common import Printer, command
 from edgeq.cli._next import fill_next
-from edgeq.cli._options import FORCE, OUTPUT, PATH, board_of, complete_board, complete_target
+from edgeq.cli._options import FORCE, OUTPUT, PATH, board_of, complete_board, target_option
 
 BOARD = click.argument("board", metavar="BOARD", shell_complete=complete_board)
 
@@ -70,12 +70,7 @@ def clean_board(printer: Printer, board: str) -> None:
     metavar="FILE.json",
     help="Path of the report.",
 )
-@click.option(
-    "-t",
-    "--target",
-    shell_complete=complete_target,
-    help="Target that the board is, or a profile. [default: by the board's name, else its profile]",
-)
+@target_option(help="Target that the board is, or a profile. [default: by the board's name, else its profile]")
 @click.option("--duration", type=float, metavar="S", help="Minimum time for each model, in seconds. [default: 2]")
 @FORCE
 def report_on_board(printer: Printer, board: str, duration: float | None, **options: Any) -> None:
