@@ -18,7 +18,6 @@ from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._next import choose_next, fill_next, propose_check
 from edgeq.cli._options import (
     ENGINE_NAME,
-    OUTPUT,
     OWN_PREPROCESS,
     PATH,
     PREPROCESS,
@@ -349,7 +348,8 @@ def debug_command(
 @click.option(
     "-o",
     "--output",
-    type=OUTPUT,
+    # The report itself decides whether the page is an earlier report that nobody changed.
+    type=OutputPath(replaced=lambda given: True),
     metavar="FILE.html",
     help="Path of the page. [default: NAME.report.html, next to the bundle]",
 )

@@ -129,6 +129,19 @@ def test_reports_mistakes_with_file_key_and_fix(text: str | None, said: str, tmp
     assert failed.stderr.count("\n") == 1
 
 
+def test_a_recipe_replaces_what_its_command_replaces_without_force(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(demo.MODEL.read_bytes())
+    (tmp_path / "samples.npz").write_bytes(demo.CALIBRATION.read_bytes())
+    place = tmp_path / "r.toml"
+    package = "[package]\nmodel = 'model.onnx'\ndata = 'samples.npz'\ncount = 2\nno_timing = true\noutput = 'b'\n"
+    place.write_text(package)
+    assert run("run", place, "-q").exit_code == 0
+    place.write_text("[report]\nbundle = 'b'\noutput = 'page.html'\n")
+    for _ in range(2):
+        done = run("run", place, "-q")
+        assert done.exit_code == 0, done.output
+
+
 def test_a_wrong_step_is_found_before_the_first_runs(tmp_path: Path) -> None:
     place = tmp_path / "r.toml"
     place.write_text(f"[inspect]\nmodel = {json.dumps(str(demo.MODEL))}\n[quantize]\noutput = 'o'\n")
