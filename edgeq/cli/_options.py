@@ -13,10 +13,10 @@ from edgeq_device.engines.session_options import MOST_THREADS
 from edgeq_device.errors import DeviceError
 
 from edgeq.arguments import as_options
-from edgeq.errors import DataError, UsageError
+from edgeq.cli._checked_text import DECODER, DROP, ENGINE_NAME, HEAD, PREPROCESS_NAME, SOURCE, TARGET, TASK, CheckedText
+from edgeq.errors import UsageError
 from edgeq.util.outputs import default_output
-from edgeq.util.registry import DECODERS, METHODS, RECOVERIES, TASKS, ExtensionGroup
-from edgeq.util.user_code import find_user_file, names_function
+from edgeq.util.registry import DECODERS, METHODS, RECOVERIES, TASKS
 
 if TYPE_CHECKING:
     from edgeq.remote.devices import Board
@@ -78,85 +78,9 @@ COMPLETE_TASK, _COMPLETE_DECODER = _completing(TASKS.names), _completing(DECODER
 _COMPLETE_PREPROCESS = _completing(_preprocessings)
 
 
-class CheckedText(click.types.StringParamType):
-    """Mark a text that can be checked before the command runs. `edgeq run` checks all of a recipe's texts first.
-
-    Args:
-        check: function that takes the text and raises an EdgeqError if it is wrong. The function runs none of the
-            user's code and connects to no other machine.
-    """
-
-    def __init__(self, check: Callable[[str], object]) -> None:
-        self.check = check
-
-
-def _check_target(name: str) -> None:
-    from edgeq.hardware.target import resolve
-
-    resolve(name)
-
-
-def _check_engine(name: str) -> None:
-    from edgeq.run.engines import choose_engine
-
-    choose_engine(name)
-
-
-def _check_source(source: str) -> None:
-    from edgeq.data.open_source import check_source
-
-    check_source(source)
-
-
-def _check_input(text: str) -> None:
-    """Check a source, or NAME=SOURCE."""
-    from edgeq.data.open_source import check_source
-
-    check_source(text if Path(text).exists() else text.rpartition("=")[2])
-
-
-def _check_preprocess(text: str) -> None:
-    from edgeq.data.preprocess import load_preprocess
-
-    if names_function(text):
-        find_user_file(text, "preprocessing", DataError)
-    else:
-        load_preprocess(text)
-
-
-def _check_head(text: str) -> None:
-    from edgeq.measure.find_head import HeadChoice
-
-    HeadChoice.parse(text)
-
-
-def _check_drop(text: str) -> None:
-    from edgeq.util.numbers import parse_drop
-
-    parse_drop(text)
-
-
-def _check_extension(group: ExtensionGroup) -> Callable[[str], None]:
-    """Return a function that checks the name of an extension, or the file of a user's own extension."""
-
-    def check(name: str) -> None:
-        if names_function(name):
-            find_user_file(name, group.title, group.error)
-        else:
-            group.check(name)
-
-    return check
-
-
-_TARGET, HEAD, DROP = CheckedText(_check_target), CheckedText(_check_head), CheckedText(_check_drop)
-ENGINE_NAME, SOURCE, INPUT = (CheckedText(check) for check in (_check_engine, _check_source, _check_input))
-PREPROCESS_NAME = CheckedText(_check_preprocess)
-TASK, RECOVERY = CheckedText(_check_extension(TASKS)), CheckedText(_check_extension(RECOVERIES))
-
-
 def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:
     """Return the option `-t/--target`, which takes a target or a profile and has shell completion."""
-    attributes = {"type": _TARGET, "shell_complete": complete_target, "metavar": "NAME", **attributes}
+    attributes = {"type": TARGET, "shell_complete": complete_target, "metavar": "NAME", **attributes}
     return click.option("-t", "--target", *names, cls=Renamed, before=["--profile"], **attributes)
 
 
@@ -380,7 +304,7 @@ _DECODING = (
     click.option("--annotations", type=PATH, help="Detection: annotations in a COCO instances file."),
     click.option(
         "--decoder",
-        type=CheckedText(_check_extension(DECODERS)),
+        type=DECODER,
         shell_complete=_COMPLETE_DECODER,
         help=f"Detection: decoder of the outputs: {', '.join(DECODERS.names())}, or your own: path.py:function.",
     ),

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from edgeq.cli._options import CheckedText, InputPath, OutputPath
+from edgeq.cli._checked_text import CheckedText
+from edgeq.cli._options import InputPath, OutputPath
 from edgeq.cli._recipe import RecipeStep, parameters_of, several
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.util.outputs import check_free

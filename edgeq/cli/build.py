@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgeq.cli._checked_text import DROP, ENGINE_NAME, RECOVERY
 from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._next import propose_check
 from edgeq.cli._options import (
     COMPLETE_RECOVERY,
-    DROP,
     ENGINE,
-    ENGINE_NAME,
     FORCE,
     PATH,
-    RECOVERY,
     WITH_FLOAT,
     build_options,
     complete_board,

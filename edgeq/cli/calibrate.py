@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgeq.cli._checked_text import SOURCE
 from edgeq.cli._common import Lines, Printer, command
-from edgeq.cli._options import FIX, FORCE, OUTPUT, PATH, PREPROCESS, SOURCE, THREADS, WORKERS, OutputPath
+from edgeq.cli._options import FIX, FORCE, OUTPUT, PATH, PREPROCESS, THREADS, WORKERS, OutputPath
 
 if TYPE_CHECKING:
     from edgeq.calibration.show import RangeComparison

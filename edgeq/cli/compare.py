@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgeq.cli._checked_text import DROP
 from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._next import fill_next
 from edgeq.cli._options import (
-    DROP,
     FORCE,
     OUTPUT,
     PATH,

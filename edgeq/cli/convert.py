@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgeq.cli._checked_text import SOURCE
 from edgeq.cli._common import Printer, command
-from edgeq.cli._options import FORCE, INTEGER, OUTPUT, PATH, PREPROCESS, SOURCE, target_option
+from edgeq.cli._options import FORCE, INTEGER, OUTPUT, PATH, PREPROCESS, target_option
 
 if TYPE_CHECKING:
     from edgeq.retargeting.run import Retargeted

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgeq.cli._checked_text import ENGINE_NAME, SOURCE
 from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._next import choose_next, fill_next, propose_check
 from edgeq.cli._options import (
-    ENGINE_NAME,
     OWN_PREPROCESS,
     PATH,
     PREPROCESS,
     SESSION_OPTIONS,
-    SOURCE,
     START,
     STRIDE,
     THREADS,

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
+from edgeq.cli._checked_text import HEAD, INPUT
 from edgeq.cli._common import Printer, command
-from edgeq.cli._options import ENGINE, FORCE, HEAD, INPUT, OUTPUT, PATH, PREPROCESS, THREADS, VARIANT
+from edgeq.cli._options import ENGINE, FORCE, OUTPUT, PATH, PREPROCESS, THREADS, VARIANT
 
 
 @command("infer")

@@ -11,23 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 from edgeq_device.system.relay import escape
 
+from edgeq.cli._checked_text import DROP, ENGINE_NAME, PREPROCESS_NAME, SOURCE, TASK
 from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._next import choose_next
 from edgeq.cli._options import (
     COMPLETE_TASK,
-    DROP,
     ENGINE,
     ENGINE_HELP,
-    ENGINE_NAME,
     OWN_PREPROCESS,
     PATH,
-    PREPROCESS_NAME,
     REQUIRE_SIGNATURE,
     SESSION_OPTIONS,
-    SOURCE,
     START,
     STRIDE,
-    TASK,
     TASK_NAMES,
     THREADS,
     TRUST,
